@@ -1,0 +1,54 @@
+"""What console, metrics and health page may see of the controller: a read-only facade.
+
+The controller has these attributes; `run_controller` hands it to `admin`, which changes nothing
+through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ..config.schema import Config
+from ..ipc.messages import Counters
+from ..topology.snapshot import Snapshot
+
+Row = Mapping[str, Any]
+
+
+class ControllerView(Protocol):
+    """The facade. All but `report` answers at once from memory."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last one published; None before the first."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[int, Counters]:
+        """The latest Counters of each connected worker by its number; one that leaves is removed."""
+        ...
+
+    def nodes(self) -> Sequence[Row]:
+        """One row a configured node: `name`, `host`, `port`, `role`, `health`, `address` (in use, or
+        empty), `lag_bytes` (int or None), `since` (Unix seconds of the last change of health), `cause`
+        (why it has this health), `probes` and `probe_failures` (totals), `server_version`. A key that is
+        not known may be missing or None."""
+        ...
+
+    async def report(self, kind: str) -> Sequence[Row]:
+        """Rows of all workers, those that came in time, each with its `worker` (number). Times are Unix seconds.
+        Keys in brackets may be missing or None.
+
+        `pools`: as in `ipc.messages.Counters.pools`.
+        `clients`: `id`, `user`, `database`, `state` (`active`, `waiting`, `idle`), [`addr`, `port`, `local_addr`,
+        `local_port`, `connect_time`, `request_time`, `wait_us`, `tls`, `application_name`, `node` and `link` (the
+        server's id) while it has a server, `pin` (why it keeps it)].
+        `servers`: `id`, `node`, `user`, `database`, `state` (`active`, `idle`, `login` ...), [`addr`, `port`,
+        `local_addr`, `local_port`, `connect_time`, `request_time`, `close_needed`, `link` (the client's id),
+        `remote_pid`, `tls`, `application_name`].
+        """
+        ...

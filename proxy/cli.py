@@ -1,0 +1,169 @@
+"""The command `pgtrident`: its subcommands, their arguments and exit codes.
+
+Owns argument parsing and what `check` and `convert` print; everything else is handed to the module
+that does it, imported only then, so that each subcommand starts fast. Exit codes: 0 well, 1 what was
+asked for failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import __version__
+from .config.schema import Config, Node
+from .errors import ConfigError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["demo"]:  # its arguments are its own
+        return _demo(arguments[1:])
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except BrokenPipeError:
+        # The reader of our output has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pgtrident", description="One address in front of a PostgreSQL fleet.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the proxy")
+    _configuration(serve)
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser("check", help="say what is wrong with a configuration")
+    _configuration(check)
+    check.add_argument("--connect", action="store_true", help="log in to every node too and ask for its role")
+    check.set_defaults(run=_check)
+
+    convert = commands.add_parser("convert", help="write the configuration that a pgbouncer.ini amounts to")
+    convert.add_argument("ini", metavar="PGBOUNCER.INI", type=Path)
+    convert.set_defaults(run=_convert)
+
+    classify = commands.add_parser("classify", help="say what statements need: JSON lines on standard input")
+    classify.set_defaults(run=_classify)
+
+    commands.add_parser("demo", help="run an embedded fleet with the proxy in front", add_help=False)
+
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_version)
+    return parser
+
+
+def _configuration(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-c", "--config", metavar="FILE", required=True, type=Path, help="configuration in TOML")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        action="append",
+        default=[],
+        help="override a setting, for example --set pool.pool_size=5",
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from . import supervisor
+
+    return supervisor.main(str(options.config), options.overrides)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from .config.load import read
+
+    reading = read(options.config, options.overrides)
+    for problem in reading.problems:
+        print(problem)
+    for warning in reading.warnings:
+        print(f"{warning.where}: {warning.key}: warning: {warning.message}")
+    config = reading.config
+    if config is None:
+        return 1
+    if options.connect and not asyncio.run(_try_nodes(config)):
+        return 1
+    nodes, databases, users = len(config.nodes), len(config.databases), len(config.users)
+    print(f"{options.config}: ok ({nodes} nodes, {databases} databases, {users} users)")
+    return 0
+
+
+async def _try_nodes(config: Config) -> bool:
+    """Probes every node once as the controller would, and prints what it finds; whether all is well."""
+    from .controlplane.probes import probe
+    from .controlplane.resolve import Resolver
+    from .health.table import Seen
+    from .run_controller import dial_as_prober
+    from .topology.snapshot import NodeView
+
+    resolver = Resolver()
+
+    async def look(name: str, node: Node) -> tuple[str, str]:
+        """The role that was found, or nothing; and what to print."""
+        addresses = await resolver.resolve(node.host, node.port, config.health.timeout)
+        view = NodeView(name=name, host=node.host, port=node.port, addresses=addresses)
+        columnar = node.role == "columnar"
+        answer = await probe(view, config, dial_as_prober, columnar=columnar)
+        if answer.seen is not Seen.PASS:
+            return "", answer.error
+        role = "columnar" if columnar else "replica" if answer.in_recovery else "primary"
+        return role, f"{role}, version {answer.version}, {answer.seconds * 1000:.0f} ms"
+
+    found = await asyncio.gather(*(look(name, node) for name, node in config.nodes.items()))
+    resolver.stop()
+    well = True
+    for (name, node), (role, text) in zip(config.nodes.items(), found, strict=True):
+        expected = node.role in ("auto", role)
+        mismatch = f'; but the configuration says "{node.role}"' if role and not expected else ""
+        well = well and role != "" and expected
+        print(f"nodes.{name}: {text}{mismatch}")
+    primaries = [role for role, _ in found].count("primary")
+    if well and primaries != 1:
+        print(f"nodes: {primaries} primaries; expected one")
+        well = False
+    return well
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from .config.convert import convert
+
+    directory = options.ini.parent
+    try:
+        text = convert(options.ini.read_text(), lambda name: (directory / name).read_text())
+    except OSError as error:
+        print(f"{error.filename}: can't be read: {error.strerror}", file=sys.stderr)
+        return 1
+    except UnicodeDecodeError:
+        print(f"{options.ini}: not UTF-8", file=sys.stderr)
+        return 1
+    except ConfigError as error:
+        print(f"{options.ini}: {error.message}", file=sys.stderr)
+        return 1
+    print(text, end="")
+    return 0
+
+
+def _classify(options: argparse.Namespace) -> int:
+    from .sql import command
+
+    return command.main(sys.stdin, sys.stdout)
+
+
+def _demo(arguments: list[str]) -> int:
+    from .demo import main as demo
+
+    return demo(arguments)
+
+
+def _version(options: argparse.Namespace) -> int:
+    print(f"pgtrident {__version__}")
+    return 0

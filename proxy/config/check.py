@@ -1,0 +1,167 @@
+"""What settings mean together: the faults that no single value shows.
+
+Pure: a configuration in, findings out. Types and ranges of single values are `settings`' business,
+files and places `load`'s. Called by `load`, so that nothing starts on a configuration with a fault.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from . import hba
+from .schema import Config, Node
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+"""Of a node: it stands in metrics, log lines and keys of permits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault, or with `warning` something that works and is hardly meant."""
+
+    key: tuple[str, ...]
+    message: str
+    warning: bool = False
+
+
+def check(config: Config) -> Iterator[Finding]:
+    """All findings."""
+    yield from _listen(config)
+    yield from _tls(config)
+    yield from _nodes(config)
+    yield from _pools(config)
+    yield from _auth(config)
+    yield from _health(config)
+    yield from _admin(config)
+
+
+def _listen(config: Config) -> Iterator[Finding]:
+    listen = config.listen
+    if not listen.host and not listen.unix_socket_dir:
+        yield Finding(("listen", "host"), "nothing to listen on: expected an address or `unix_socket_dir`")
+    if listen.proxy_protocol and not listen.proxy_protocol_trusted:
+        yield Finding(("listen", "proxy_protocol"), "`proxy_protocol_trusted` must name the load balancers")
+    for network in listen.proxy_protocol_trusted:
+        try:
+            ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            yield Finding(("listen", "proxy_protocol_trusted"), f"expected addresses or networks, not {network!r}")
+    if not listen.max_clients:
+        yield Finding(("listen", "max_clients"), "0 lets nobody in; expected at least 1")
+    if not listen.login_timeout:
+        yield Finding(("listen", "login_timeout"), "0 leaves no time to log in; expected more")
+
+
+def _tls(config: Config) -> Iterator[Finding]:
+    tls = config.listen.tls
+    if tls.mode != "disable":
+        for name in ("cert", "key"):
+            if not getattr(tls, name):
+                yield Finding(("listen", "tls", name), f'must be set while `mode` is "{tls.mode}"')
+    elif tls.cert or tls.key:
+        yield Finding(("listen", "tls", "mode"), 'is "disable", so the certificate isn\'t used', warning=True)
+    if tls.mode.startswith("verify") and not tls.ca:
+        yield Finding(("listen", "tls", "ca"), f'must be set while `mode` is "{tls.mode}"')
+
+    server = config.server
+    if bool(server.cert) != bool(server.key):
+        yield Finding(("server", "key" if server.cert else "cert"), "`cert` and `key` belong together")
+    modes = {("server", "tls"): server.tls} | {
+        ("nodes", name, "tls"): node.tls for name, node in config.nodes.items() if node.tls is not None
+    }
+    for key, mode in modes.items():
+        if mode.startswith("verify") and not server.ca:
+            yield Finding(key, f'"{mode}" needs `server.ca`')
+    if server.tls_direct and server.tls in ("disable", "prefer"):
+        yield Finding(("server", "tls_direct"), f'needs `tls` "require" or stricter, and that is "{server.tls}"')
+    if server.channel_binding == "require" and server.tls == "disable":
+        yield Finding(("server", "channel_binding"), '"require" needs TLS, and `tls` is "disable"')
+
+
+def _nodes(config: Config) -> Iterator[Finding]:
+    if not config.nodes:
+        yield Finding(("nodes",), "no node: expected at least one section [nodes.NAME] with `host`")
+    primaries = [name for name, node in config.nodes.items() if node.role == "primary"]
+    for name in primaries[1:]:
+        yield Finding(("nodes", name, "role"), f"`{primaries[0]}` is the primary already; a group has one")
+    if config.nodes and not primaries and all(node.role != "auto" for node in config.nodes.values()):
+        yield Finding(("nodes",), 'no node can be the primary: expected one with `role` "primary" or "auto"')
+    seen: dict[tuple[str, int], str] = {}
+    for name, node in config.nodes.items():
+        if not _NAME.fullmatch(name):
+            yield Finding(("nodes", name), "expected a name of up to 63 letters, digits, `_`, `-` and `.`")
+        yield from _address(name, node)
+        other = seen.setdefault((node.host, node.port), name)
+        if other != name:
+            yield Finding(("nodes", name, "host"), f"the same server as `{other}` ({node.host}, port {node.port})")
+
+
+def _address(name: str, node: Node) -> Iterator[Finding]:
+    if not node.host or "," in node.host or node.host != node.host.strip():
+        yield Finding(("nodes", name, "host"), "expected one name, address or directory of a Unix socket")
+
+
+def _pools(config: Config) -> Iterator[Finding]:
+    pool = config.pool
+    if pool.min_pool_size > pool.pool_size:
+        yield Finding(("pool", "min_pool_size"), f"is larger than `pool_size` ({pool.pool_size})")
+    if pool.reserve and pool.checkout_timeout and pool.reserve_timeout >= pool.checkout_timeout:
+        yield Finding(("pool", "reserve_timeout"), "is not below `checkout_timeout`: the reserve is never used")
+    if pool.max_total and pool.max_total < pool.pool_size:
+        message = f"is below `pool_size` ({pool.pool_size}): no pool can fill"
+        yield Finding(("pool", "max_total"), message, warning=True)
+    for table, sized in (("databases", config.databases), ("users", config.users)):
+        for name, item in sized.items():
+            if item.pool_size and item.pool_size < pool.min_pool_size:
+                message = f"is below `pool.min_pool_size` ({pool.min_pool_size})"
+                yield Finding((table, name, "pool_size"), message)
+    largest = max([pool.pool_size, *(database.pool_size for database in config.databases.values())])
+    for name, node in config.nodes.items():
+        if node.max_connections and node.max_connections < largest:
+            message = f"is below the size of one pool ({largest}): that pool can't fill on this node"
+            yield Finding(("nodes", name, "max_connections"), message, warning=True)
+    for name, database in config.databases.items():
+        if database.password and not database.user:
+            yield Finding(("databases", name, "password"), "is not used without `user`", warning=True)
+
+
+def _auth(config: Config) -> Iterator[Finding]:
+    auth = config.auth
+    if auth.hba and auth.hba_file:
+        yield Finding(("auth", "hba_file"), "`hba` is set too; keep one of them")
+    try:
+        hba.parse(auth.hba, "`hba`")
+    except ConfigError as error:
+        yield Finding(("auth", "hba"), error.message)
+    if auth.query.enabled and not auth.query.user:
+        yield Finding(("auth", "query", "user"), "must be set while `enabled` is true")
+    if auth.query.enabled and "$1" not in auth.query.query:
+        yield Finding(("auth", "query", "query"), "expected $1 where the user's name belongs")
+    anyone = auth.userlist or auth.query.enabled or auth.hba or auth.hba_file
+    if not config.users and not anyone:
+        message = "nobody can log in: expected [users.NAME], `auth.userlist`, `auth.query` or `auth.hba`"
+        yield Finding(("users",), message, warning=True)
+
+
+def _health(config: Config) -> Iterator[Finding]:
+    health = config.health
+    if not health.timeout:
+        yield Finding(("health", "timeout"), "0 lets every probe fail; expected more")
+    if health.timeout >= health.interval:
+        yield Finding(("health", "timeout"), f"must be below `interval` ({health.interval:g} s)")
+    if not health.sample_interval:
+        yield Finding(("health", "sample_interval"), "0 would sample without a pause; expected more")
+
+
+def _admin(config: Config) -> Iterator[Finding]:
+    admin, listen = config.admin, config.listen
+    if admin.enabled and admin.port and admin.port == listen.port:
+        yield Finding(("admin", "port"), f"{admin.port} is `listen.port`; expected another one")
+    if not config.auth.userlist and not config.auth.query.enabled:
+        for user in admin.users:
+            if user not in config.users:
+                yield Finding(("admin", "users"), f"there is no [users.{user}]", warning=True)

@@ -1,0 +1,327 @@
+"""Every setting: its type, default, unit, meaning and whether a reload applies it.
+
+One schema: `load` decodes TOML into these; the reference page, the commented example and the console
+are made from them, the text of each setting being the docstring under its field. Durations are
+seconds (float); in TOML they may also be written "200ms", "5s", "10min", "1h". Sizes are bytes; in
+TOML also "64kB", "16MB". A reload (SIGHUP) applies every setting that isn't marked RESTART; those
+that belong to a connection hold for connections made afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+RESTART = msgspec.Meta(extra={"restart": True})
+"""Marks a setting that a reload can't apply."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, extra={"unit": "seconds"})]
+Bytes = Annotated[int, msgspec.Meta(ge=0, extra={"unit": "bytes"})]
+Mode = Annotated[int, msgspec.Meta(ge=0, le=0o777, extra={"unit": "mode"})]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+ListenPort = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Secret = Annotated[str, msgspec.Meta(extra={"secret": True})]
+"""Never shown: not by the console, not in a log, not in the message about a change."""
+File = Annotated[str, msgspec.Meta(extra={"path": "file"})]
+"""A file that must be readable; a relative path in the configuration file starts at that file's directory."""
+Directory = Annotated[str, msgspec.Meta(extra={"path": "directory"})]
+PoolMode = Literal["session", "transaction", "statement"]
+ClientTlsMode = Literal["disable", "allow", "require", "verify-ca", "verify-full"]
+ServerTlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
+
+
+class Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Base of all sections: unknown keys are errors."""
+
+
+class ClientTls(Section, frozen=True):
+    """TLS towards clients."""
+
+    mode: ClientTlsMode = "disable"
+    """`allow` offers TLS, `require` refuses clear text over TCP, `verify-*` also want a client certificate."""
+    cert: File = ""
+    """Certificate (chain) in PEM form; needed unless `mode` is `disable`."""
+    key: File = ""
+    """Private key of `cert`."""
+    ca: File = ""
+    """Certificates that client certificates are checked against; needed for `verify-*`."""
+
+
+class Listen(Section, frozen=True):
+    """Where clients connect, and how many may."""
+
+    host: Annotated[str, RESTART] = "127.0.0.1"
+    """One address, several separated by commas, or "*" for all. Empty is no TCP."""
+    port: Annotated[ListenPort, RESTART] = 6432
+    """0 takes a free port (for tests)."""
+    unix_socket_dir: Annotated[Directory, RESTART] = ""
+    """Directory for `.s.PGSQL.<port>`; empty is no Unix socket."""
+    unix_socket_mode: Annotated[Mode, RESTART] = 0o777
+    """Access rights of the Unix socket."""
+    backlog: Annotated[Count, RESTART] = 4096
+    """Connections that the system keeps while they wait to be accepted, per listening socket."""
+    proxy_protocol: bool = False
+    """Accept a PROXY protocol v2 header from `proxy_protocol_trusted`."""
+    proxy_protocol_trusted: tuple[str, ...] = ()
+    """Addresses or networks (CIDR) of the load balancers that may send that header."""
+    max_clients: Count = 20_000
+    """Most clients over all workers; one more is refused (53300)."""
+    login_timeout: Seconds = 60.0
+    """For TLS, startup and authentication together; a client that takes longer is closed."""
+    keepalive_idle: Seconds = 60.0
+    """Silence on a client's connection before the first TCP keepalive probe; 0 leaves the system's default."""
+    keepalive_interval: Seconds = 10.0
+    """Between two keepalive probes."""
+    keepalive_count: Count = 5
+    """Unanswered keepalive probes until the connection counts as dead."""
+    user_timeout: Seconds = 0.0
+    """TCP_USER_TIMEOUT towards clients; 0 leaves the system's default."""
+    tls: ClientTls = ClientTls()
+
+
+class ServerLink(Section, frozen=True):
+    """Connections to nodes."""
+
+    tls: ServerTlsMode = "prefer"
+    """As libpq's sslmode: `verify-ca` checks the certificate against `ca`, `verify-full` the host name too."""
+    tls_direct: bool = False
+    """Start TLS at once (PostgreSQL 17 and later) instead of asking by SSLRequest."""
+    channel_binding: Literal["disable", "prefer", "require"] = "prefer"
+    """Tie the SCRAM login to the TLS connection; `require` refuses nodes that can't."""
+    ca: File = ""
+    """Certificates that node certificates are checked against; needed for `verify-*`."""
+    cert: File = ""
+    """Client certificate shown to nodes."""
+    key: File = ""
+    """Private key of `cert`."""
+    servicefile: File = ""
+    """A pg_service.conf file, of which nodes may name a section."""
+    connect_timeout: Seconds = 5.0
+    """For the whole of connect, TLS and login."""
+    keepalive_idle: Seconds = 30.0
+    """Silence on a server connection before the first TCP keepalive probe; 0 leaves the system's default."""
+    keepalive_interval: Seconds = 5.0
+    """Between two keepalive probes."""
+    keepalive_count: Count = 3
+    """Unanswered keepalive probes until the connection counts as dead."""
+    user_timeout: Seconds = 30.0
+    """TCP_USER_TIMEOUT towards nodes; 0 leaves the system's default."""
+
+
+class Node(Section, frozen=True):
+    """One PostgreSQL-protocol server. `[nodes.NAME]`; at least one."""
+
+    host: str
+    """Name, address or directory of a Unix socket."""
+    port: Port = 5432
+    """Its port; with a Unix socket the number in the socket's name."""
+    role: Literal["auto", "primary", "replica", "columnar"] = "auto"
+    """`auto` asks the node; `columnar` must be said. What is said is checked against the node."""
+    max_connections: Count = 0
+    """Most servers to this node over all workers; 0 is no limit."""
+    tls: ServerTlsMode | None = None
+    """Instead of `server.tls`."""
+    service: str = ""
+    """Section of `server.servicefile` that gives host, port and sslmode where they aren't set here."""
+
+
+class PoolSettings(Section, frozen=True):
+    """Defaults of every pool (node, database, user)."""
+
+    mode: PoolMode = "transaction"
+    """When a server goes back to its pool: as the client leaves, its transaction ends or its statement ends."""
+    pool_size: Annotated[int, msgspec.Meta(ge=1)] = 20
+    """Servers per node, database and user, over all workers."""
+    min_pool_size: Count = 0
+    """Servers kept open in a pool that has been used."""
+    reserve: Count = 0
+    """Extra servers when a client has waited `reserve_timeout`."""
+    reserve_timeout: Seconds = 5.0
+    """How long a client waits before the pool may use its `reserve`."""
+    max_total: Count = 0
+    """Most servers in all; 0 is no limit."""
+    max_waiting: Count = 10_000
+    """Clients waiting per pool; one more is refused at once."""
+    checkout_timeout: Seconds = 120.0
+    """How long a client waits for a server; 0 is for ever."""
+    idle_timeout: Seconds = 600.0
+    """An idle server is closed after this; 0 is never."""
+    lifetime: Seconds = 3600.0
+    """A server is closed after this once it is free (with up to 10 % jitter); 0 is never."""
+    query_timeout: Seconds = 0.0
+    """A statement is cancelled after this; 0 is never."""
+    idle_in_transaction_timeout: Seconds = 0.0
+    """A client idle in a transaction is ended after this (25P03); 0 is never."""
+    client_idle_timeout: Seconds = 0.0
+    """A client idle outside a transaction is ended after this (57P05); 0 is never."""
+    drain_timeout: Seconds = 5.0
+    """How long a server may take to finish what a vanished client left."""
+    max_prepared_statements: Count = 200
+    """Named statements kept per server (least recently used go first)."""
+
+
+class Database(Section, frozen=True):
+    """`[databases.NAME]`: how a database that clients name is reached. "*" is the rest."""
+
+    dbname: str = ""
+    """Name on the nodes; empty is the same."""
+    user: str = ""
+    """Log in to nodes as this user; empty is the client's own."""
+    password: Secret = ""
+    """Password of `user`."""
+    password_file: File = ""
+    """File that holds the password instead."""
+    pool_mode: PoolMode | None = None
+    """Instead of `pool.mode`."""
+    pool_size: Count = 0
+    """0 is the default of `[pool]`."""
+    read_split: bool | None = None
+    """Instead of `routing.read_split`."""
+
+
+class User(Section, frozen=True):
+    """`[users.NAME]`: who may log in. A password may be plain, `md5...` or `SCRAM-SHA-256$...`."""
+
+    password: Secret = ""
+    """What the user proves to know; empty is no login by password."""
+    password_file: File = ""
+    """File that holds the password instead."""
+    pool_mode: PoolMode | None = None
+    """Instead of `pool.mode` and the database's own."""
+    pool_size: Count = 0
+    """0 is the size of the database, or of `[pool]`."""
+    max_clients: Count = 0
+    """Most clients of this user over all workers; 0 is no limit."""
+
+
+class AuthQuery(Section, frozen=True):
+    """Look users up on the primary."""
+
+    enabled: bool = False
+    """Ask the primary for users that neither `[users]` nor the userlist has."""
+    user: str = ""
+    """Who asks; needs the right to read what `query` reads."""
+    password: Secret = ""
+    """Password of `user`."""
+    password_file: File = ""
+    """File that holds the password instead."""
+    database: str = ""
+    """Where to ask; empty is the database that the client names."""
+    query: str = (
+        "SELECT rolname, CASE WHEN rolvaliduntil < pg_catalog.now() THEN NULL ELSE rolpassword END "
+        "FROM pg_catalog.pg_authid WHERE rolname = $1 AND rolcanlogin"
+    )
+    """Gives name and password for $1, the user's name; it runs with a fixed search_path."""
+    cache: Seconds = 30.0
+    """How long an answer is used."""
+    negative_cache: Seconds = 5.0
+    """How long it is remembered that there is no such user."""
+    max_per_second: Count = 50
+    """Most look-ups a second; logins over that fail at once."""
+
+
+class Auth(Section, frozen=True):
+    """Who may connect. Rules are tried in order, as in pg_hba.conf."""
+
+    userlist: File = ""
+    """A PgBouncer-style file: "user" "password" a line."""
+    hba_file: File = ""
+    """File of rules in pg_hba.conf form; instead of `hba`."""
+    hba: tuple[str, ...] = ()
+    """Rules in pg_hba.conf form. Without any, everybody proves a password by scram-sha-256, from everywhere."""
+    failure_delay: Seconds = 0.5
+    """Wait before a wrong password is answered."""
+    failures_per_second: Count = 50
+    """Failed logins answered a second; over that clients wait longer."""
+    passthrough: bool = True
+    """Use the SCRAM keys that a client proves to log in to nodes, so no plain password is needed."""
+    passfile: File = ""
+    """A .pgpass file for logins to nodes."""
+    query: AuthQuery = AuthQuery()
+
+
+class Routing(Section, frozen=True):
+    """Where statements go."""
+
+    read_split: bool = False
+    """Send plain reads to replicas and analytics to columnar nodes."""
+    analytic_to_primary: bool = False
+    """Let the primary take analytic statements when no columnar node and no replica can."""
+    hold_timeout: Seconds = 10.0
+    """How long a unit waits when no node can take it: none of its kind is in service, or copies are
+    still catching up. Then it is refused."""
+    max_held: Count = 10_000
+    """Units held at once by a worker; one more is refused."""
+    cache_entries: Annotated[Count, RESTART] = 10_000
+    """Most statement texts whose classification a worker keeps."""
+    cache_bytes: Annotated[Bytes, RESTART] = 32 * 1024 * 1024
+    """Most bytes of statement text in that cache."""
+
+
+class HealthSettings(Section, frozen=True):
+    """Probes and the health machine."""
+
+    interval: Seconds = 5.0
+    """From the start of one probe of a node to the start of the next."""
+    timeout: Seconds = 2.0
+    """For a whole probe: connect, login, one query."""
+    fail_after: Annotated[int, msgspec.Meta(ge=1)] = 3
+    """Consecutive failures until `down`."""
+    recover_after: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """Consecutive passes: `suspect` to `active`, `down` to `recovering`, `recovering` to `active`."""
+    user: str = ""
+    """Who the probe logs in as; empty is the first user with a plain password."""
+    password: Secret = ""
+    """Password of `user`."""
+    password_file: File = ""
+    """File that holds the password instead."""
+    database: str = "postgres"
+    """Where the probe logs in to."""
+    sample_interval: Seconds = 0.1
+    """How often replay positions are read while reads wait for them."""
+
+
+class Log(Section, frozen=True):
+    """Log lines, on standard error."""
+
+    format: Literal["json", "console"] = "json"
+    """`json`: one object a line; `console`: for people."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is written."""
+    connections: bool = True
+    """One line for each connection event."""
+
+
+class Admin(Section, frozen=True):
+    """Metrics, health page and console."""
+
+    enabled: Annotated[bool, RESTART] = True
+    """Serve HTTP and the console database `pgtrident`."""
+    host: Annotated[str, RESTART] = "127.0.0.1"
+    """Address of `port`."""
+    port: Annotated[ListenPort, RESTART] = 9632
+    """HTTP: /metrics, /healthz, /readyz. 0 takes a free port."""
+    users: tuple[str, ...] = ()
+    """Who may use the console; empty is every user that may log in by password."""
+
+
+class Config(Section, frozen=True):
+    """The whole file."""
+
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256), RESTART] = 1
+    """Worker processes; one core each."""
+    runtime_dir: Annotated[Directory, RESTART] = ""
+    """For internal sockets; empty makes a private temporary directory."""
+    listen: Listen = Listen()
+    server: ServerLink = ServerLink()
+    pool: PoolSettings = PoolSettings()
+    auth: Auth = Auth()
+    routing: Routing = Routing()
+    health: HealthSettings = HealthSettings()
+    log: Log = Log()
+    admin: Admin = Admin()
+    nodes: dict[str, Node] = {}
+    databases: dict[str, Database] = {}
+    users: dict[str, User] = {}

@@ -1,0 +1,367 @@
+"""The controller: looks at the nodes, draws the picture, publishes it.
+
+Each node has a task that probes it (`probes.Pace`); each result goes through `_looked`, which moves the
+node's health, judges the group and publishes a snapshot if anything in it changed. Nothing here waits
+for more than one node: the first picture is published as soon as the primary is known, or each node was
+looked at once. A controller that is started after another one goes on from what that one published.
+
+Owns the list of nodes and their facts; rules are in `health`, the tables in `topology.compile`, workers
+in `publish`. Called by `run_controller`, which hands it to `admin` as a view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..clock import Clock
+from ..config.diff import diff
+from ..config.schema import Config, Node
+from ..health.judge import Facts, Verdict, judge, role_of
+from ..health.machine import NodeHealth
+from ..health.table import PASSES, Seen
+from ..ipc.messages import Counters, Suspicion
+from ..ipc.paths import RuntimePaths
+from ..log import get_logger
+from ..topology.compile import compile_snapshot, content
+from ..topology.model import Health, Role
+from ..topology.snapshot import Address, NodeView, Snapshot
+from .freshness import Sampler
+from .link import Dial
+from .probes import Answer, Pace, probe
+from .publish import Kept, Publisher
+from .resolve import Resolver
+from .tasks import Tasks
+
+_log = get_logger("controller")
+
+
+class _Watched:
+    """One node: its settings, what it last said, and its health."""
+
+    def __init__(self, name: str, settings: Node, health: NodeHealth, generation: int) -> None:
+        self.name = name
+        self.settings = settings
+        self.health = health
+        self.generation = generation
+        self.role = Role.COLUMNAR if settings.role == "columnar" else Role.UNKNOWN
+        self.addresses: tuple[Address, ...] = ()
+        self.answer: Answer | None = None
+        """The last answer that was a pass."""
+        self.error = ""
+        """Of the last probe, empty after a pass."""
+        self.probes = 0
+        self.failures = 0
+        self.pace: Pace | None = None
+        self.task: asyncio.Task[Any] | None = None
+
+    def view(self) -> NodeView:
+        return NodeView(
+            name=self.name,
+            host=self.settings.host,
+            port=self.settings.port,
+            role=self.role,
+            health=self.health.state,
+            addresses=self.addresses,
+            max_connections=self.settings.max_connections,
+            generation=self.generation,
+        )
+
+    def facts(self) -> Facts:
+        return Facts(
+            name=self.name,
+            wanted=self.settings.role,
+            role=self.role,
+            health=self.health.state,
+            answering=self.health.answering,
+            system=self.answer.system if self.answer else "",
+            timeline=self.answer.timeline if self.answer else 0,
+        )
+
+
+class Controller:
+    """One per proxy. Between `start` and `stop` it is also the view that `admin` reads."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        workers: int,
+        instance: int,
+        paths: RuntimePaths,
+        dial: Dial,
+        clock: Clock,
+        rng: random.Random,
+        resolver: Resolver | None = None,
+    ) -> None:
+        self._config = config
+        self._dial = dial
+        self._clock = clock
+        self._rng = rng
+        self._resolver = resolver or Resolver()
+        self._tasks = Tasks()
+        self._nodes: dict[str, _Watched] = {}
+        self._was_primary = ""
+        self._verdict = Verdict()
+        self._publisher = Publisher(
+            paths=paths,
+            workers=workers,
+            instance=instance,
+            config=lambda: self._config,
+            on_suspicion=self._suspected,
+            on_need=self._needed,
+            clock=clock,
+        )
+        self._sampler = Sampler(
+            lambda: self.snapshot, lambda: self._config, dial, self._publisher.publish_freshness, clock
+        )
+
+    # The view for `admin`.
+
+    @property
+    def config(self) -> Config:
+        return self._config
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self._publisher.snapshot
+
+    @property
+    def counters(self) -> Mapping[int, Counters]:
+        return self._publisher.counters
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """One row a node; keys as in `admin.view.ControllerView.nodes`."""
+        return [self._row(node) for node in self._nodes.values()]
+
+    async def report(self, kind: str) -> list[dict[str, Any]]:
+        return await self._publisher.report(kind)
+
+    # Life.
+
+    async def start(self) -> None:
+        """Begin to probe, and to serve workers; OSError if the runtime directory can't be used."""
+        kept = self._publisher.last_kept()
+        if kept is not None:
+            self._was_primary = kept.was_primary
+        for name, settings in self._config.nodes.items():
+            self._watch(name, settings, _as_kept(kept, name))
+        if kept is not None:
+            self._publisher.publish(kept.snapshot, self._was_primary)
+        await self._publisher.start()
+        self._tasks.start(self._sampler.run(), "freshness")
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+        await self._publisher.stop()
+        self._resolver.stop()
+
+    def reload(self, config: Config) -> None:
+        """Take a new configuration; settings that need a restart are logged and keep their old effect in the
+        processes that read them."""
+        changes = list(diff(self._config, config))
+        for change in changes:
+            _log.info("setting_changed", setting=change.key, old=change.old, new=change.new, restart=change.restart)
+        self._config = config
+        for name, node in list(self._nodes.items()):
+            settings = config.nodes.get(name)
+            if settings is None or (settings.host, settings.port, settings.role) != (
+                node.settings.host,
+                node.settings.port,
+                node.settings.role,
+            ):
+                self._unwatch(node)
+                if settings is not None:
+                    self._watch(name, settings, None, generation=node.generation + 1)
+            else:
+                node.settings = settings
+                node.health.tune(**self._thresholds())
+        for name, settings in config.nodes.items():
+            if name not in self._nodes:
+                self._watch(name, settings, None)
+        self._publisher.reconfigure(config)
+        self._judge()
+        for node in self._nodes.values():
+            self._hurry(node)
+        _log.info("reloaded", changes=len(changes))
+
+    def _thresholds(self) -> dict[str, Any]:
+        health = self._config.health
+        return {
+            "fail_after": health.fail_after,
+            "recover_after": health.recover_after,
+            "spacing": health.interval / 2,
+        }
+
+    def _watch(self, name: str, settings: Node, before: NodeView | None, generation: int = 0) -> None:
+        """Begin to look at a node; `before` is how the last controller saw it."""
+        same = before is not None and (before.host, before.port) == (settings.host, settings.port)
+        health = NodeHealth(
+            name,
+            now=self._clock.now(),
+            state=before.health if before is not None and same else Health.SUSPECT,
+            **self._thresholds(),
+        )
+        if before is not None:
+            generation = before.generation if same else before.generation + 1
+        node = _Watched(name, settings, health, generation)
+        if before is not None and same:
+            node.addresses = before.addresses
+            if settings.role in ("auto", before.role):
+                node.role = before.role
+        node.pace = Pace(lambda: self._look(node), lambda: self._config.health.interval, self._rng)
+        self._nodes[name] = node
+        node.task = self._tasks.start(node.pace.run(), f"probe {name}")
+
+    def _unwatch(self, node: _Watched) -> None:
+        if node.task is not None:
+            node.task.cancel()
+        self._nodes.pop(node.name, None)
+
+    @staticmethod
+    def _hurry(node: _Watched) -> None:
+        if node.pace is not None:
+            node.pace.hurry()
+
+    # The tick.
+
+    async def _look(self, node: _Watched) -> None:
+        """One probe of one node, and what follows."""
+        # With an address in hand a slow resolver takes little of the probe's time.
+        patience = self._config.health.timeout / (4 if node.addresses else 1)
+        found = await self._resolver.resolve(node.settings.host, node.settings.port, patience)
+        if found and found != node.addresses:
+            if node.addresses and not set(found) & set(node.addresses):
+                _log.info("address_changed", node=node.name, addresses=[address.host for address in found])
+                node.generation += 1
+            node.addresses = found
+        answer = await probe(node.view(), self._config, self._dial, columnar=node.settings.role == "columnar")
+        if self._nodes.get(node.name) is node:
+            self._looked(node, answer)
+
+    def _looked(self, node: _Watched, answer: Answer) -> None:
+        node.probes += 1
+        seen = answer.seen
+        if seen in PASSES:
+            lone = sum(1 for other in self._nodes.values() if other.settings.role != "columnar") == 1
+            role, seen = role_of(node.settings.role, answer.in_recovery, lone)
+            if role is not Role.UNKNOWN:
+                self._take_role(node, role)
+            if answer.in_recovery is not None:
+                node.answer = answer
+        elif seen is not Seen.BUSY:
+            node.failures += 1
+        error = answer.error
+        if seen is Seen.WRONG_ROLE:
+            error = f'it is a {node.role}, the configuration says "{node.settings.role}"'
+        if error and error != node.error:
+            _log.warning("probe_failed", node=node.name, cause=seen, error=error)
+        node.error = error
+        for move in node.health.observe(seen, self._clock.now()):
+            level = _log.warning if move.after in (Health.DOWN, Health.SUSPECT) else _log.info
+            level("health_changed", node=node.name, before=move.before, after=move.after, cause=move.cause)
+        self._judge()
+
+    def _take_role(self, node: _Watched, role: Role) -> None:
+        if node.role is role:
+            return
+        if node.role is not Role.UNKNOWN:
+            # Servers opened for the one role must not be used for the other.
+            node.generation += 1
+        _log.info("role_found", node=node.name, role=role, before=node.role)
+        node.role = role
+
+    def _judge(self) -> None:
+        """From all facts to a snapshot, published if it says anything new."""
+        nodes = list(self._nodes.values())
+        verdict = judge([node.facts() for node in nodes], self._was_primary)
+        if verdict.alarm and verdict.alarm != self._verdict.alarm:
+            _log.error("group_contradicts_itself", alarm=verdict.alarm)
+        for name, reason in verdict.unfit.items():
+            if self._verdict.unfit.get(name) != reason:
+                _log.warning("node_unfit", node=name, reason=reason)
+        self._verdict = verdict
+        before = self.snapshot
+        # While the very first answers come in, a picture without a primary would only cause refusals.
+        if before is None and not verdict.primary and not all(node.probes for node in nodes):
+            return
+        epoch = before.epoch if before else 0
+        if verdict.primary and verdict.primary != self._was_primary:
+            epoch += 1
+            if demoted := self._nodes.get(self._was_primary):
+                demoted.generation += 1
+            _log.warning("primary_changed", before=self._was_primary, after=verdict.primary, epoch=epoch)
+            self._was_primary = verdict.primary
+        after = compile_snapshot(
+            [node.view() for node in nodes],
+            primary=verdict.primary,
+            unfit=verdict.unfit,
+            version=before.version + 1 if before else 1,
+            epoch=epoch,
+        )
+        if before is not None and content(before) == content(after):
+            return
+        if self._sampler.topology_changed(before, after):
+            self._publisher.publish_freshness(self._sampler.freshness)
+        self._publisher.publish(after, self._was_primary)
+        _log.info(
+            "published",
+            version=after.version,
+            epoch=after.epoch,
+            primary=after.primary,
+            replicas=list(after.replicas),
+            columnar=list(after.columnar),
+        )
+
+    def _needed(self, written_ns: int) -> None:
+        """A worker has reads that wait for copies."""
+        self._sampler.need(written_ns)
+
+    def _suspected(self, suspicion: Suspicion) -> None:
+        """A worker saw something: look at once. `read_only` (25006 from the primary) means that roles have
+        moved, so everybody is asked."""
+        if suspicion.what == "read_only":
+            for node in self._nodes.values():
+                if node.role is not Role.COLUMNAR:
+                    self._hurry(node)
+        elif suspicion.node in self._nodes:
+            self._hurry(self._nodes[suspicion.node])
+
+    def _row(self, node: _Watched) -> dict[str, Any]:
+        health = node.health
+        return {
+            "name": node.name,
+            "host": node.settings.host,
+            "port": node.settings.port,
+            "role": str(node.role),
+            "health": str(health.state),
+            "address": node.addresses[0].host if node.addresses else "",
+            "lag_bytes": self._lag(node),
+            "since": self._clock.wall() - (self._clock.now() - health.since),
+            "cause": self._verdict.unfit.get(node.name) or node.error or str(health.cause or "not yet probed"),
+            "probes": node.probes,
+            "probe_failures": node.failures,
+            "server_version": node.answer.version if node.answer else None,
+        }
+
+    def _lag(self, node: _Watched) -> int | None:
+        """WAL bytes that a replica has not replayed, by what it received and the primary's last probe."""
+        if node.role is not Role.REPLICA or node.answer is None or not node.answer.lsn:
+            return None
+        primary = self._nodes.get(self._was_primary)
+        written = primary.answer.lsn if primary and primary.answer and primary is not node else 0
+        return max(written, node.answer.received, node.answer.lsn) - node.answer.lsn
+
+
+def _as_kept(kept: Kept | None, name: str) -> NodeView | None:
+    """How the last controller saw a node. One that was active and yet not in service has to show again
+    that it is fit."""
+    view = kept.snapshot.nodes.get(name) if kept else None
+    if kept is None or view is None or view.health is not Health.ACTIVE:
+        return view
+    in_service = (kept.snapshot.primary, *kept.snapshot.replicas, *kept.snapshot.columnar)
+    return view if name in in_service else msgspec.structs.replace(view, health=Health.SUSPECT)

@@ -1,0 +1,168 @@
+"""Looking at nodes: one probe, and the pace at which one node is probed.
+
+Owns the queries of a probe and what an error means as an observation; what an observation does to a
+node is `health.table`. Called by `controlplane.controller`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ..config.schema import Config
+from ..errors import NodeFailure, NodeRefused, TridentError
+from ..health.table import Seen
+from ..topology.snapshot import NodeView
+from .link import Dial, NodeLink
+
+MIN_GAP = 0.1
+"""Seconds between the starts of two probes of a node, whatever evidence comes in."""
+JITTER = 0.1
+"""Part of the interval by which a start may be moved, so that probes of many proxies don't line up."""
+
+FULL_QUERY = """\
+SELECT r, s.system_identifier,
+ CASE WHEN r THEN c.timeline_id
+ ELSE ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
+ CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END,
+ CASE WHEN r THEN pg_catalog.pg_last_wal_receive_lsn() END
+FROM pg_catalog.pg_is_in_recovery() r, pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c"""
+"""Manual, chapters 9.27.3, 9.27.4 and 9.28. A running primary's timeline is read off its WAL file name: the
+control file has the new one only after the first checkpoint that follows a promotion."""
+SIMPLE_QUERY = "SELECT pg_is_in_recovery()"
+"""For nodes that aren't quite PostgreSQL, and for those that keep the control file from us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one probe found."""
+
+    seen: Seen
+    """PASS if the query was answered; the role is not judged here."""
+    in_recovery: bool | None = None
+    system: str = ""
+    timeline: int = 0
+    lsn: int = 0
+    """A primary's insert position, a replica's replay position; 0 if not known."""
+    received: int = 0
+    """A replica's receive position; 0 if not known."""
+    version: str = ""
+    error: str = ""
+    seconds: float = 0.0
+    """How long it took."""
+
+
+def lsn_of(text: bytes | None) -> int:
+    """A pg_lsn as a number; 0 for NULL."""
+    if not text:
+        return 0
+    high, _, low = text.partition(b"/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def seen_in(error: BaseException) -> Seen:
+    """The observation that an error is."""
+    if isinstance(error, NodeRefused):
+        return _seen_in_state(error.sqlstate)
+    if isinstance(error, NodeFailure) and error.__cause__ is not None:
+        return seen_in(error.__cause__)
+    match error:
+        case TimeoutError():
+            return Seen.TIMEOUT
+        case ConnectionRefusedError() | FileNotFoundError():
+            return Seen.REFUSED
+        case ConnectionResetError() | ConnectionAbortedError() | BrokenPipeError() | EOFError():
+            return Seen.RESET
+        case OSError():
+            return Seen.UNREACHABLE
+    return Seen.FAIL
+
+
+def _seen_in_state(sqlstate: str) -> Seen:
+    """Manual, appendix A."""
+    if sqlstate.startswith("28") or sqlstate in ("3D000", "42501"):
+        return Seen.NO_LOGIN
+    if sqlstate.startswith("53"):
+        return Seen.BUSY
+    if sqlstate in ("57P01", "57P02", "57P03"):
+        return Seen.STARTING
+    return Seen.FAIL
+
+
+async def probe(view: NodeView, config: Config, dial: Dial, *, columnar: bool) -> Answer:
+    """Connect, log in, ask, hang up, all within `health.timeout`. Never raises for what a node does."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    timeout = config.health.timeout
+    try:
+        if not view.addresses:
+            return Answer(Seen.UNREACHABLE, error=f'no address of "{view.host}" is known')
+        async with asyncio.timeout(timeout):
+            link = NodeLink(view.name, await dial(view, config, timeout))
+            try:
+                return await _ask(link, columnar, began)
+            finally:
+                link.close()
+    except TimeoutError:
+        return Answer(Seen.TIMEOUT, error=f"no full answer within {timeout:g} s", seconds=loop.time() - began)
+    except (TridentError, OSError) as error:
+        return Answer(seen_in(error), error=str(error), seconds=loop.time() - began)
+
+
+async def _ask(link: NodeLink, columnar: bool, began: float) -> Answer:
+    row: list[bytes | None] | None = None
+    if not columnar:
+        try:
+            row = (await link.query(FULL_QUERY))[0]
+        except NodeRefused as error:
+            # No such function, or no right to call it.
+            if error.sqlstate[:2] not in ("42", "0A"):
+                raise
+    if row is None:
+        row = [*(await link.query(SIMPLE_QUERY))[0], None, None, None, None]
+    in_recovery, system, timeline, lsn, received = row
+    return Answer(
+        Seen.PASS,
+        in_recovery=in_recovery in (b"t", b"true"),
+        system=(system or b"").decode(),
+        timeline=int(timeline or 0),
+        lsn=lsn_of(lsn),
+        received=lsn_of(received),
+        version=link.parameters.get("server_version", ""),
+        seconds=asyncio.get_running_loop().time() - began,
+    )
+
+
+class Pace:
+    """When one node is probed: at fixed intervals from start to start, and at once on evidence.
+
+    One probe at a time; evidence that comes during a probe causes one more after it.
+    """
+
+    def __init__(self, look: Callable[[], Awaitable[None]], interval: Callable[[], float], rng: random.Random) -> None:
+        """`look` makes one probe and takes its result; it must not raise for what the node does.
+        `interval`, in seconds, is asked each time, so that a reload takes effect."""
+        self._look = look
+        self._interval = interval
+        self._rng = rng
+        self._evidence = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Probe now."""
+        self._evidence.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            self._evidence.clear()
+            await self._look()
+            due = began + self._interval() * self._rng.uniform(1 - JITTER, 1 + JITTER)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._evidence.wait()
+            await asyncio.sleep(max(0.0, began + MIN_GAP - loop.time()))

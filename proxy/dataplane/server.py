@@ -1,0 +1,529 @@
+"""One connection to a node: replies find their owner here.
+
+Owns the queue of owed replies, the walk over what the node sends, and what is known of the server's
+session (settings, statements, transaction status). Never decides where a unit goes. Only
+ReadyForQuery ends a unit; a server whose replies are out of step is closed, never reused.
+
+Called by asyncio (bytes in), by `client` (units out) and by `pools` (life and death).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import ProtocolViolation
+from ..session.prepared import MADE, ClientStatements, Pending, ServerStatements, Statement, Step
+from ..session.state import State
+from ..sql.model import Effect
+from ..topology.snapshot import Address
+from ..wire import build, parse
+from ..wire.codes import IDLE
+from ..wire.scan import RARE, ReplyWalker
+
+if TYPE_CHECKING:
+    from .pools import ServerPool
+
+MAX_COLLECTED = 4 * 1024 * 1024
+"""Bytes of a hidden answer; the proxy's own questions stay far below."""
+
+NODE_VIEW = frozenset(("in_hot_standby", "server_version", "default_transaction_read_only", "is_superuser"))
+"""Parameters that the client sees as the primary reports them, whichever node answers."""
+
+
+class Sink(Protocol):
+    """Where the replies of a unit go: the client, or later a merge of several servers."""
+
+    names: ClientStatements
+
+    def write(self, data: bytes) -> None: ...
+    def unit_done(self, server: Server, owed: Owed, status: int) -> None: ...
+    def parameter_changed(self, server: Server, name: str, value: str) -> bool: ...
+    def copy_in_began(self, owed: Owed) -> None: ...
+    def batch_settled(self, owed: Owed) -> None: ...
+    def unit_failed(self, server: Server, owed: Owed, fields: dict[str, str], first: bool) -> bool: ...
+    def server_lost(self, server: Server, fatal: bool) -> None: ...
+    def server_paused(self, paused: bool) -> None: ...
+
+
+class Owed:
+    """One ReadyForQuery that a server owes, and to whom.
+
+    A plain one passes everything on. One with `steps` is edited message by message; with `collect`
+    nothing is passed on and `then` gets the answer (swallowed). `sink` None: the owner has gone.
+    """
+
+    __slots__ = (
+        "at",
+        "classified",
+        "collect",
+        "collected",
+        "complete",
+        "effects",
+        "error",
+        "extended",
+        "failed",
+        "names",
+        "retry",
+        "sink",
+        "squatters",
+        "started",
+        "steps",
+        "then",
+        "wrote",
+    )
+
+    def __init__(self, sink: Sink | None, *, wrote: bool = False, extended: bool = False) -> None:
+        self.sink = sink
+        self.wrote = wrote
+        """Whether the unit may have written (its end marks the database as written)."""
+        self.extended = extended
+        self.complete = True
+        """Whether its Sync has been sent."""
+        self.effects = Effect.NONE
+        self.classified: list[object] = []
+        self.steps: list[Pending] | None = None
+        self.at = 0
+        self.failed = False
+        self.error: dict[str, str] | None = None
+        self.started = False
+        """Whether anything of the answer has reached the sink."""
+        self.names: tuple[bytes, Statement | None] | None = None
+        """For a simple Query that may drop prepared statements: the client's name and what it meant."""
+        self.retry: Callable[[], None] | None = None
+        self.squatters: list[bytes] | None = None
+        self.collect = False
+        self.collected: list[bytes] = []
+        self.then: Callable[[Server, list[list[bytes | None]], dict[str, str] | None], None] | None = None
+
+
+class Server(asyncio.Protocol):
+    """See the module."""
+
+    __slots__ = (
+        "_paused",
+        "_size",
+        "abandoned_at",
+        "address",
+        "busy_since",
+        "cancelling",
+        "closed",
+        "closing_reason",
+        "created",
+        "dirty",
+        "expires",
+        "generation",
+        "idle_since",
+        "key",
+        "last_writer",
+        "owed",
+        "owner",
+        "parameters",
+        "pid",
+        "pool",
+        "retired",
+        "state",
+        "statements",
+        "status",
+        "unseen_by",
+        "transport",
+        "walker",
+    )
+
+    def __init__(self, pool: ServerPool, empty: State, statements: int) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.walker = ReplyWalker()
+        self.owed: deque[Owed] = deque()
+        self.owner: Sink | None = None
+        """Who it is linked to: a unit in flight, an open transaction or a pin."""
+        self.statements = ServerStatements(statements)
+        self.state: State = empty
+        self.unseen_by: object = None
+        """The client that ran unseen code here: custom settings may be left that no question can list."""
+        self.status = IDLE
+        self.parameters: dict[str, str] = {}
+        self.pid = 0
+        self.key = b""
+        self.address: Address | None = None
+        self.generation = 0
+        self.created = 0.0
+        self.expires = 0.0
+        self.idle_since = 0.0
+        self.busy_since = 0.0
+        self.abandoned_at = 0.0
+        self.dirty = False
+        """A client left state behind that must be discarded before anybody else comes."""
+        self.retired = False
+        self.closed = False
+        self.closing_reason = ""
+        self.cancelling = 0
+        """Cancel requests on their way: until they are through, the server is nobody else's."""
+        self.last_writer: object = None
+        self._paused = False
+        self._size = 0
+
+    # ---- out
+
+    def send(self, data: bytes, owed: Owed) -> None:
+        """Send one unit and owe its answer."""
+        self.owed.append(owed)
+        self.transport.write(data)
+
+    def ask(
+        self,
+        sql: str,
+        then: Callable[[Server, list[list[bytes | None]], dict[str, str] | None], None],
+    ) -> None:
+        """Ask a question of our own: the rows, or the error, go to `then` and nobody else."""
+        owed = Owed(None)
+        owed.collect = True
+        owed.then = then
+        self.statements.unnamed = None
+        self.send(build.query(sql), owed)
+
+    def tell(self, messages: bytes) -> None:
+        """Send extended messages whose replies are of no interest, closed by a Sync."""
+        owed = Owed(None, extended=True)
+        owed.collect = True
+        self.send(messages + build.SYNC, owed)
+
+    # ---- in
+
+    def data_received(self, data: bytes) -> None:
+        walker = self.walker
+        if walker.carry:
+            data = walker.carry + data
+            walker.carry = b""
+        owed = self.owed
+        pos = 0
+        n = len(data)
+        try:
+            while pos < n:
+                if not owed:
+                    self._unasked(data, pos)
+                    return
+                head = owed[0]
+                within = walker.skip
+                end = walker.feed(data, pos)
+                status = walker.status
+                sink = head.sink
+                if sink is not None and head.steps is None and not head.collect:
+                    if end > pos:
+                        chunk = data if end - pos == n else data[pos:end]
+                        if walker.mask & RARE or head.names is not None:
+                            chunk = self._look(head, sink, chunk, within)
+                        if chunk:
+                            sink.write(chunk)
+                            head.started = True
+                elif end > pos:
+                    self._special(head, data[pos:end], within)
+                if not status:
+                    return
+                pos = end
+                if owed and owed[0] is head:
+                    owed.popleft()
+                self.status = status
+                self._finish(head, status)
+                if self.closed:
+                    return
+        except ProtocolViolation as error:
+            self.pool.out_of_step(self, error.message)
+
+    def _finish(self, head: Owed, status: int) -> None:
+        if owed := self.owed:
+            following = owed[0]
+            if following.steps is not None:
+                self.made(following)
+        if head.collect:
+            if head.then is not None:
+                rows = [] if head.error else self._rows(head.collected)
+                head.then(self, rows, head.error)
+            elif head.sink is None and self.owner is None:
+                self.pool.settled(self)
+            return
+        if head.sink is None:
+            self.pool.settled(self)
+            return
+        head.sink.unit_done(self, head, status)
+
+    @staticmethod
+    def _rows(chunks: list[bytes]) -> list[list[bytes | None]]:
+        return [parse.data_row(body) for kind, body in _messages(b"".join(chunks), 0) if kind == 0x44]
+
+    def _look(self, head: Owed, sink: Sink, chunk: bytes, within: int) -> bytes:
+        """Look into a chunk that holds something rare; what may be passed on of it."""
+        edited: list[bytes] | None = None
+        kept = 0
+        pos = within
+        first = not head.started
+        n = len(chunk)
+        while n - pos >= 5:
+            kind = chunk[pos]
+            end = pos + 1 + int.from_bytes(chunk[pos + 1 : pos + 5], "big")
+            if end > n:
+                break
+            drop = False
+            if kind == 0x53:
+                name, value = parse.parameter_status(chunk[pos + 5 : end])
+                drop = not self._parameter(sink, name, value)
+            elif kind == 0x45:
+                head.failed = True
+                fields = parse.error_fields(chunk[pos + 5 : end])
+                self.pool.error_seen(self, fields)
+                drop = not sink.unit_failed(self, head, fields, first and pos == 0)
+            elif kind == 0x47:
+                sink.copy_in_began(head)
+            elif kind == 0x43 and head.names is not None:
+                self.names_dropped(sink.names, chunk[pos + 5 : end], *head.names)
+            if drop:
+                if edited is None:
+                    edited = []
+                edited.append(chunk[kept:pos])
+                kept = end
+            pos = end
+        if edited is None:
+            return chunk
+        if head.retry is not None:
+            return b""
+        edited.append(chunk[kept:])
+        return b"".join(edited)
+
+    def _parameter(self, sink: Sink | None, name: str, value: str) -> bool:
+        """Note a ParameterStatus; whether the client is to see it."""
+        self.parameters[name] = value
+        if sink is None:
+            return False
+        if name in NODE_VIEW and not self.pool.is_primary():
+            return False
+        return sink.parameter_changed(self, name, value)
+
+    def _special(self, head: Owed, chunk: bytes, within: int) -> None:
+        """A chunk of an answer that is edited, collected or thrown away."""
+        if head.steps is not None and head.sink is not None:
+            self._edit(head, head.sink, chunk, within)
+            return
+        for kind, body in _messages(chunk, within):
+            if kind == 0x45:
+                head.failed = True
+                if head.error is None:
+                    head.error = parse.error_fields(body)
+                    self.pool.error_seen(self, head.error)
+            elif kind == 0x53:
+                name, value = parse.parameter_status(body)
+                self._parameter(None, name, value)
+            elif kind == 0x47:
+                # The owner has gone (or never was): end the copy without its data.
+                self.transport.write(build.copy_fail("client connection lost") + (build.SYNC if head.extended else b""))
+        if head.collect and head.then is not None:
+            self._size = self._size + len(chunk) if head.collected else len(chunk)
+            if self._size > MAX_COLLECTED:
+                raise ProtocolViolation("the answer to a question of the proxy is too large")
+            head.collected.append(chunk)
+
+    def _edit(self, head: Owed, sink: Sink, chunk: bytes, within: int) -> None:
+        """Pass an extended batch's answer on step by step."""
+        steps = head.steps
+        assert steps is not None
+        out: list[bytes] = [chunk[:within]] if within else []
+        pos = within
+        n = len(chunk)
+        while n - pos >= 5:
+            kind = chunk[pos]
+            end = pos + 1 + int.from_bytes(chunk[pos + 1 : pos + 5], "big")
+            if end > n:
+                break
+            show = True
+            if kind == 0x44 or kind == 0x64 or kind == 0x4E or kind == 0x41:  # D d N A
+                pass
+            elif kind == 0x5A:
+                # Whatever is still owed was skipped by the server.
+                pass
+            elif kind == 0x53:
+                show = self._parameter(sink, *parse.parameter_status(chunk[pos + 5 : end]))
+            elif kind == 0x45:
+                fields = parse.error_fields(chunk[pos + 5 : end])
+                self.pool.error_seen(self, fields)
+                show = sink.unit_failed(self, head, fields, not head.started and not out)
+                if head.at < len(steps):
+                    self._step_failed(head, steps[head.at])
+                head.failed = True
+                head.at = len(steps)
+            elif kind == 0x47:
+                sink.copy_in_began(head)
+            elif kind in _STEP_ENDS and not head.failed:
+                if head.at >= len(steps):
+                    raise ProtocolViolation("a server answered more than it was asked")
+                pending = steps[head.at]
+                if pending.step not in _STEP_ENDS[kind]:
+                    raise ProtocolViolation("a server's replies are out of step")
+                head.at += 1
+                show = self._step_done(head, pending, chunk[pos + 5 : end])
+            if show:
+                out.append(chunk[pos:end])
+            pos = end
+            if head.at < len(steps) and not head.failed:
+                self._made(head, steps, out)
+        if pos < n:
+            out.append(chunk[pos:])
+        if out and head.retry is None:
+            data = b"".join(out)
+            if data:
+                sink.write(data)
+                head.started = True
+        if not head.complete and not head.failed and head.at >= len(steps):
+            sink.batch_settled(head)
+
+    def made(self, head: Owed) -> None:
+        """Pass on replies of our own that are due at once: nothing before them is outstanding."""
+        steps = head.steps
+        if steps is None or head.sink is None or head.failed:
+            return
+        out: list[bytes] = []
+        self._made(head, steps, out)
+        if out:
+            head.sink.write(b"".join(out))
+            head.started = True
+
+    def _made(self, head: Owed, steps: list[Pending], out: list[bytes]) -> None:
+        while head.at < len(steps) and (message := MADE.get(steps[head.at].step)) is not None:
+            self._step_done(head, steps[head.at], b"")
+            out.append(message)
+            head.at += 1
+
+    def _step_done(self, head: Owed, pending: Pending, body: bytes) -> bool:
+        """A step succeeded: names come and go now. Returns whether the client sees the reply."""
+        assert head.sink is not None
+        step = pending.step
+        mine = self.statements
+        theirs = head.sink.names
+        name = pending.client_name
+        statement = pending.statement
+        if step in (Step.PARSE, Step.PARSE_HIDDEN, Step.PARSE_MADE):
+            if statement is not None:
+                if name == b"":
+                    mine.unnamed = theirs.unnamed = statement
+                else:
+                    mine.named[statement] = None
+                    mine.named.move_to_end(statement)
+                    if name is not None:
+                        theirs.named[name] = statement
+                        theirs.described.discard(name)
+            return step is not Step.PARSE_HIDDEN
+        if step is Step.CLOSE_HIDDEN:
+            if name == b"":
+                mine.unnamed = None
+            return False
+        if step in (Step.CLOSE, Step.CLOSE_MADE):
+            if name:
+                theirs.named.pop(name, None)
+            elif name is not None:
+                mine.unnamed = theirs.unnamed = None
+        elif step is Step.DESCRIBE:
+            if name is not None:
+                theirs.described.add(name)
+        elif step is Step.EXECUTE and pending.tag_effects:
+            self.names_dropped(theirs, body, name, statement)
+        return True
+
+    def names_dropped(
+        self, theirs: ClientStatements, tag: bytes, name: bytes | None, statement: Statement | None
+    ) -> None:
+        """A statement that may drop prepared statements has succeeded with this command tag."""
+        if tag in (b"DISCARD ALL\0", b"DEALLOCATE ALL\0"):
+            self.statements.clear()
+            theirs.clear()
+        elif tag == b"DEALLOCATE\0" and statement is not None and name is not None:
+            self.statements.named.pop(statement, None)
+            theirs.named.pop(name, None)
+
+    def _step_failed(self, head: Owed, pending: Pending) -> None:
+        if pending.step is Step.PARSE and pending.client_name == b"" and head.sink is not None:
+            # A failed Parse of the unnamed statement drops the one before.
+            self.statements.unnamed = head.sink.names.unnamed = None
+
+    def _unasked(self, data: bytes, pos: int) -> None:
+        """What a server says when nothing is owed: notices, notifications, parameters, its end."""
+        walker = self.walker
+        end = walker.feed(data, pos)
+        if walker.status:
+            raise ProtocolViolation("a server said it was ready without having been asked")
+        owner = self.owner
+        fatal = False
+        out: list[bytes] = []
+        for kind, body in _messages(data[pos:end], 0):
+            if kind == 0x53:
+                name, value = parse.parameter_status(body)
+                if self._parameter(owner, name, value):
+                    out.append(build.message(b"S", body))
+            elif kind == 0x45:
+                fatal = True
+                self.pool.error_seen(self, parse.error_fields(body))
+                out.append(build.message(b"E", body))
+            elif kind == 0x4E or kind == 0x41:
+                out.append(build.message(bytes((kind,)), body))
+            else:
+                raise ProtocolViolation("a server sent an answer that nobody asked for")
+        if owner is not None and out:
+            owner.write(b"".join(out))
+        if fatal:
+            self.closing_reason = "the node ended the connection"
+            if owner is not None:
+                owner.server_lost(self, True)
+            self.pool.close(self, "ended by the node")
+
+    # ---- life
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed:
+            self.pool.lost(self)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self.owner is not None:
+            self.owner.server_paused(True)
+
+    def resume_writing(self) -> None:
+        if self.owner is not None:
+            self.owner.server_paused(False)
+
+    def pause(self) -> None:
+        """The client is slow: stop reading."""
+        if not self._paused and not self.closed:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.closed:
+            self._paused = False
+            self.transport.resume_reading()
+
+
+_STEP_ENDS: dict[int, tuple[Step, ...]] = {
+    0x31: (Step.PARSE, Step.PARSE_HIDDEN),
+    0x32: (Step.BIND,),
+    0x33: (Step.CLOSE, Step.CLOSE_HIDDEN),
+    0x54: (Step.DESCRIBE,),
+    0x6E: (Step.DESCRIBE,),
+    0x43: (Step.EXECUTE,),
+    0x49: (Step.EXECUTE,),
+    0x73: (Step.EXECUTE,),
+}
+"""Which steps a reply may end. Copy messages and ParameterDescription end none."""
+
+
+def _messages(chunk: bytes, pos: int) -> list[tuple[int, bytes]]:
+    """(type, body) of the whole messages in a chunk from `pos` on."""
+    found = []
+    n = len(chunk)
+    while n - pos >= 5:
+        end = pos + 1 + int.from_bytes(chunk[pos + 1 : pos + 5], "big")
+        if end > n:
+            break
+        found.append((chunk[pos], chunk[pos + 5 : end]))
+        pos = end
+    return found

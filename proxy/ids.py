@@ -1,0 +1,38 @@
+"""Numbers that name things across processes: what a cancel key says of its owner, and instances.
+
+Owns the layout of the process id that clients get in BackendKeyData. Must not keep a registry; the
+worker that gave a key out looks it up. Called by the workers and the controller.
+"""
+
+from __future__ import annotations
+
+import os
+
+_SERIAL_BITS = 15
+_WORKER_BITS = 8
+
+MAX_SERIAL = (1 << _SERIAL_BITS) - 1
+MAX_WORKER = (1 << _WORKER_BITS) - 1
+MAX_INSTANCE = 255
+
+
+def cancel_pid(instance: int, worker: int, serial: int) -> int:
+    """The process id for a client's BackendKeyData: instance (8 bits), worker (8), serial (15).
+
+    31 bits, so that drivers which read it as a signed number see a positive one. `instance` is
+    1..255 and `worker` 0..255; `serial` wraps, so an owner is found by process id *and* key.
+    """
+    if not 1 <= instance <= MAX_INSTANCE or not 0 <= worker <= MAX_WORKER:
+        raise ValueError(f"instance {instance} or worker {worker} out of range")
+    # 8 + 8 + 15 bits: exactly 31, the sign bit stays clear.
+    return instance << (_WORKER_BITS + _SERIAL_BITS) | worker << _SERIAL_BITS | serial & MAX_SERIAL
+
+
+def cancel_owner(pid: int) -> tuple[int, int]:
+    """(instance, worker) out of a process id made by `cancel_pid`; meaningless for any other."""
+    return pid >> (_WORKER_BITS + _SERIAL_BITS) & MAX_INSTANCE, pid >> _SERIAL_BITS & MAX_WORKER
+
+
+def new_instance() -> int:
+    """A random instance number, 1..255, for a proxy that was given none."""
+    return os.urandom(1)[0] % MAX_INSTANCE + 1

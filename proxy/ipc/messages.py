@@ -1,0 +1,166 @@
+"""Messages between the controller and a worker, over one Unix stream socket per worker.
+
+Frames are a 4-byte big-endian length and a msgpack body (tagged union). Sans-I/O: `channel` moves
+the bytes. The controller publishes facts and grants; workers send counters, suspicions and wishes,
+never decisions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..config.schema import Config
+from ..topology.snapshot import Freshness, Snapshot
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    """Worker to controller: first frame."""
+
+    worker: int
+    pid: int
+    permits: dict[str, int] | None = None
+    """What a worker that comes back to a restarted controller holds by key, where that differs from its
+    first share; None from a worker that has just started."""
+
+
+class Setup(msgspec.Struct, tag="setup"):
+    """Controller to worker: everything to begin with. `instance` is 1..255 (cancel keys carry it)."""
+
+    config: Config
+    snapshot: Snapshot
+    instance: int
+    workers: int
+    board: str
+    """Path of the shared memory file of the board."""
+    console: str
+    """Path of the console's Unix socket."""
+    datagrams: list[str]
+    """Path of each worker's datagram socket, by worker number."""
+    permits: dict[str, int] = {}
+    """What this worker may hold by key; for a key that isn't here, `pool.permits.first_share`."""
+
+
+class Publish(msgspec.Struct, tag="publish"):
+    snapshot: Snapshot
+
+
+class Fresh(msgspec.Struct, tag="fresh"):
+    freshness: Freshness
+
+
+class Reconfigure(msgspec.Struct, tag="reconfigure"):
+    config: Config
+
+
+class Counters(msgspec.Struct, tag="counters"):
+    """Worker to controller, once a second: totals since the worker started."""
+
+    worker: int
+    values: dict[str, int]
+    """Plain counters and gauges by name (metrics.catalog)."""
+    pools: list[dict[str, Any]]
+    """One row a pool: node, database, user, mode and the numbers of SHOW POOLS and SHOW STATS."""
+
+
+class Suspicion(msgspec.Struct, tag="suspicion"):
+    """Worker to controller: something seen on a node that the health machine should look at."""
+
+    node: str
+    what: str
+    """`refused`, `reset`, `timeout`, `read_only` (25006 from the primary) ..."""
+
+
+class NeedFreshness(msgspec.Struct, tag="need_freshness"):
+    """Worker to controller: reads wait for copies to catch up with writes that ended at `written_ns`
+    (boot_ns). Replay positions are read until `Fresh` has passed that moment."""
+
+    written_ns: int
+
+
+class Ask(msgspec.Struct, tag="ask"):
+    """Worker to controller: this worker is starved of permits of a pool or a node.
+
+    Repeated at most every 100 ms while it is; a wish is forgotten after a second.
+    """
+
+    worker: int
+    key: str
+    """`{node}/{database}/{user}`, `node:{name}` or `total`."""
+    count: int
+    """How many more it could use; 0 only tells a limit that a reload has changed."""
+    limit: int
+    """The key's limit over all workers, by the config that both have."""
+
+
+class Grant(msgspec.Struct, tag="grant"):
+    """Controller to worker: it may hold this many servers under `key` from now on (absolute).
+
+    When that is fewer than it holds: idle ones are closed at once, others when they are released, and
+    each one closed is told by `GiveBack`.
+    """
+
+    key: str
+    permits: int
+
+
+class GiveBack(msgspec.Struct, tag="give_back"):
+    """Worker to controller: permits no longer held (their servers' sockets are closed)."""
+
+    worker: int
+    key: str
+    count: int
+
+
+class ReportRequest(msgspec.Struct, tag="report_request"):
+    """Controller to worker: rows for a console command (`clients`, `servers`, `pools`, `stats`)."""
+
+    id: int
+    kind: str
+
+
+class Report(msgspec.Struct, tag="report"):
+    id: int
+    worker: int
+    rows: list[dict[str, Any]]
+
+
+class Drain(msgspec.Struct, tag="drain"):
+    """Controller to worker: stop taking clients, let transactions end within `seconds`, then exit."""
+
+    seconds: float
+
+
+Message = (
+    Hello
+    | Setup
+    | Publish
+    | Fresh
+    | Reconfigure
+    | Counters
+    | Suspicion
+    | NeedFreshness
+    | Ask
+    | Grant
+    | GiveBack
+    | ReportRequest
+    | Report
+    | Drain
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+MAX_FRAME = 64 * 1024 * 1024
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode(body: bytes) -> Message:
+    """The body of one frame; raises msgspec.ValidationError on garbage."""
+    return _decoder.decode(body)

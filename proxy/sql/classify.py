@@ -1,0 +1,185 @@
+"""The door of `sql`: text -> Classification, behind a bounded cache. Pure; never raises.
+
+Owns the order of the looks: length, lexical depth, PostgreSQL's grammar, the verdict on each statement, a
+second witness for reads; and what a string of several statements means as one. Whatever can't be read goes
+to the primary with a reason of its own. It knows no database: what names mean there is `routing.bind`.
+
+Called by the data plane for each unit, and by `pgtrident classify`.
+"""
+
+from __future__ import annotations
+
+from proxy.sql import lexical
+from proxy.sql.analyze import MAX_TEXT, Opinion, opinion
+from proxy.sql.cache import TextCache
+from proxy.sql.grammar import Unparsed, parse
+from proxy.sql.model import Class, Classification, Effect
+from proxy.sql.verdicts import RANK, Verdict, judge
+
+MAX_PARSED = 16 * 1024
+"""Bytes; a longer text is never given to a parser (C parsers die on deep text, and it would take long)."""
+
+
+class Classifier:
+    """Classifies texts and remembers them, at most `entries` of together `size` bytes.
+
+    Attributes:
+        hits, misses: how many texts were found in the cache, and how many had to be looked at.
+    """
+
+    __slots__ = ("_cache", "hits", "misses")
+
+    def __init__(self, entries: int, size: int) -> None:
+        self._cache: TextCache[Classification] = TextCache(entries, size)
+        self.hits = 0
+        self.misses = 0
+
+    def classify(self, sql: bytes) -> Classification:
+        """Return what a text is; the object is shared by all who send that text. A hit costs 0.15 us."""
+        found = self._cache.young.get(sql) or self._cache.get(sql)
+        if found is not None:
+            self.hits += 1
+            return found
+        self.misses += 1
+        found = classify(sql)
+        self._cache.put(sql, found)
+        return found
+
+
+def classify(sql: bytes) -> Classification:
+    """Return what a text is, without a cache: 20-500 us."""
+    if b"\0" in sql:
+        # The parser would stop there. PostgreSQL can't get such a text either.
+        return Classification(Class.WRITE, "nul", effects=Effect.SET_ANY | Effect.UNKNOWN_CODE)
+    if len(sql) > MAX_PARSED:
+        return _unread(sql, "too_long")
+    if lexical.too_many_parts(sql):
+        return _unread(sql, "too_complex")
+    text = sql.decode("utf-8", "surrogateescape")
+    if lexical.too_deep(text):
+        return _unread(sql, "too_deep")
+    try:
+        # Text in another encoding: its bytes above 127 are letters of identifiers or in strings, all one.
+        parsed = parse(text if text.isascii() or _is_unicode(text) else sql.decode("latin-1"))
+    except Unparsed as error:
+        return _unread(sql, error.reason)
+    if not parsed:
+        return Classification(Class.READ, "empty", statements=0, kind="empty")
+    verdicts = [judge(node, body, "") for node, body in parsed]
+    first = verdicts[0]
+    if not first.kind:
+        first.kind = lexical.first_word(text) or "unknown"
+    if len(verdicts) > 1:
+        return _several(verdicts)
+    if first.cls is Class.READ or first.cls is Class.ANALYTIC:
+        _hear_witness(first, text)
+    return Classification(
+        first.cls,
+        first.reason,
+        effects=first.effects,
+        settings=frozenset(first.settings),
+        resets=first.resets,
+        kind=first.kind,
+        name=first.name,
+        name_span=lexical.statement_name(text) if first.name else None,
+        starts_transaction=first.starts,
+        ends_transaction=first.ends,
+        read_only_transaction=first.read_only,
+        fragile=first.fragile,
+        retyped=first.retyped,
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text decoded with surrogateescape was valid UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _hear_witness(verdict: Verdict, text: str) -> None:
+    """Let the second witness speak on a read; the safer opinion counts.
+
+    One that can't read the text leaves the grammar to decide alone, between read and primary: an analytic
+    statement must be understood by both, and so must be short enough for both.
+    """
+    if len(text) > MAX_TEXT or verdict.kind != "select":
+        second = Opinion.NONE
+    else:
+        second = opinion(text)
+    if second is Opinion.WRITE:
+        verdict.cls, verdict.reason = Class.WRITE, "disputed"
+    elif verdict.cls is Class.ANALYTIC and second is not Opinion.ANALYTIC:
+        verdict.cls, verdict.reason = Class.READ, "select"
+
+
+def _several(verdicts: list[Verdict]) -> Classification:
+    """Return what a string of several statements is: one unit, one node, one implicit transaction."""
+    first = verdicts[0]
+    strongest = max(verdicts, key=lambda verdict: RANK[verdict.cls])
+    cls, reason = strongest.cls, strongest.reason
+    if cls is Class.READ or cls is Class.ANALYTIC:
+        cls, reason = Class.WRITE, "several_statements"
+    effects = Effect.NONE
+    for verdict in verdicts:
+        effects |= verdict.effects
+    return Classification(
+        cls,
+        reason,
+        effects=effects,
+        settings=frozenset().union(*(verdict.settings for verdict in verdicts)),
+        resets=any(verdict.resets for verdict in verdicts),
+        statements=len(verdicts),
+        kind=first.kind,
+        name=first.name,
+        starts_transaction=any(verdict.starts for verdict in verdicts),
+        ends_transaction=any(verdict.ends for verdict in verdicts),
+        fragile=any(verdict.fragile for verdict in verdicts),
+        retyped=any(verdict.retyped for verdict in verdicts),
+    )
+
+
+_PLAIN_KINDS = frozenset({"select", "insert", "update", "delete", "merge", "values", "with", "table"})
+_HEAD = 256
+"""Characters in which the first word of an unread text is looked for."""
+_EVERYTHING = Effect.SET_ANY | Effect.ROLE | Effect.TEMP | Effect.LISTEN | Effect.HOLD | Effect.ADVISORY
+_TRANSACTION_WORDS = (b"begin", b"start", b"commit", b"rollback", b"end", b"abort", b"prepare")
+
+
+def _unread(sql: bytes, reason: str) -> Classification:
+    """Return what is said of a text that has no tree: the primary, and the effects that it may have.
+
+    A text that this grammar refuses is refused by the server too, unless the server's grammar is newer,
+    so a plain query or DML gets no effects then. A long or deep text does run: it is searched for the words
+    that could touch the session, wherever they stand.
+    """
+    kind = lexical.first_word(sql[:_HEAD].decode("utf-8", "surrogateescape")) or "unknown"
+    plain = kind in _PLAIN_KINDS
+    if reason == "syntax":
+        effects = Effect.NONE if plain else Effect.SET_ANY | Effect.UNKNOWN_CODE
+        return Classification(Class.WRITE, reason, effects=effects, kind=kind)
+    lower = sql.lower()
+    effects = Effect.UNKNOWN_CODE
+    several = b";" in lower.rstrip(b"; \t\r\n")
+    if several or not plain:
+        effects |= _EVERYTHING | Effect.PREPARE | Effect.DISCARD
+    if b"set_config" in lower:
+        effects |= Effect.SET_ANY | Effect.ROLE
+    if b"advisory" in lower:
+        effects |= Effect.ADVISORY
+    if b"temp" in lower and b"into" in lower:
+        effects |= Effect.TEMP
+    if b"currval" in lower or b"lastval" in lower:
+        effects |= Effect.SEQUENCE
+    transaction = several and any(word in lower for word in _TRANSACTION_WORDS)
+    return Classification(
+        Class.WRITE,
+        reason,
+        effects=effects,
+        statements=2 if several else 1,
+        kind=kind,
+        starts_transaction=transaction,
+        ends_transaction=transaction,
+    )

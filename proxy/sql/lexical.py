@@ -1,0 +1,164 @@
+"""PostgreSQL's lexical rules, as far as a first look needs them: tokens, first word, depth.
+
+Owns the tokeniser. It knows no grammar and never fails: at something that PostgreSQL would refuse (an
+open quote or comment) the tokens just end. It reads as with standard_conforming_strings on; where that is
+off nothing is classified at all. Source: PostgreSQL manual, section 4.1 "Lexical Structure".
+
+Called by `classify` and, for the parameters' places, by `analyze`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+MAX_NESTING = 200
+MAX_CHAIN = 500
+MAX_PARTS = 1500
+"""Commas, brackets and operator characters in a text: a tree of so many parts takes a parser 3-5 ms."""
+SHORT = 400
+"""A text of fewer characters can hold neither that nesting (closed) nor that chain: it isn't scanned."""
+
+_START = r"A-Za-z_\x80-\U0010ffff"
+_TOKEN = re.compile(
+    rf"""
+    (?P<blank>    [ \t\n\r\f\v]++ | --[^\n\r]*+ )
+  | (?P<comment>  /\* )
+  | (?P<string>   [eE]'(?:[^'\\]++|\\.|'')*+'  |  (?:[bBxXnN]|[uU]&)?'(?:[^']++|'')*+' )
+  | (?P<dollar>   \$(?:[{_START}][0-9{_START}]*+)?\$ )
+  | (?P<quoted>   (?:[uU]&)?"(?:[^"]++|"")*+" )
+  | (?P<open>     ['"] )
+  | (?P<param>    \$[0-9]++ )
+  | (?P<word>     [{_START}][0-9${_START}]*+ )
+  | (?P<number>   [0-9][0-9A-Za-z_.]*+ )
+  | (?P<operator> (?: (?!--|/\*) [-+*/<>=~!@#%^&|`?] )++ )
+  | (?P<other>    . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+_PARTS = b",([=+-*/<>|.&~!@#%^:`?"
+_LINKS = frozenset({"union", "intersect", "except", "join"})
+_CHAINED = frozenset({"not", "is", "isnull", "notnull", "collate"})
+
+
+def tokens(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield (kind, start, end) of each token in str indices; blanks and comments are left out.
+
+    Kinds: string, quoted (an identifier), param, word, number, operator, other (one character).
+    """
+    position = 0
+    end = len(text)
+    match = _TOKEN.match
+    while position < end:
+        found = match(text, position)
+        if found is None:
+            return
+        kind = found.lastgroup or "other"
+        start, position = position, found.end()
+        if kind == "blank":
+            continue
+        if kind == "comment":
+            position = _comment_end(text, position)
+            if position < 0:
+                return
+            continue
+        if kind == "dollar":
+            close = text.find(found.group(), position)
+            if close < 0:
+                return
+            position = close + len(found.group())
+            kind = "string"
+        elif kind == "open":
+            return
+        yield kind, start, position
+
+
+def _comment_end(text: str, position: int) -> int:
+    """Return the index behind a comment whose opening ends at `position`; -1 if it is open. They nest."""
+    depth = 1
+    while depth:
+        edge = _COMMENT_EDGE.search(text, position)
+        if edge is None:
+            return -1
+        depth += 1 if edge.group() == "/*" else -1
+        position = edge.end()
+    return position
+
+
+def first_word(text: str) -> str:
+    """Return the first word in lower case, behind opening parentheses; "" if there is none."""
+    for kind, start, end in tokens(text):
+        if kind == "word":
+            return text[start:end].lower()
+        if text[start] not in "(;":
+            return ""
+    return ""
+
+
+def statement_name(text: str) -> tuple[int, int] | None:
+    """Return (start, end) of the name in PREPARE name, EXECUTE name or DEALLOCATE [PREPARE] name.
+
+    The grammar has accepted the text as one of them. A U&"" name includes its UESCAPE clause.
+    """
+    found = (token for token in tokens(text) if text[token[1]] != ";")
+    keyword = next(found, None)
+    name = next(found, None)
+    if keyword is None or name is None:
+        return None
+    after = next(found, None)
+    if (
+        after is not None
+        and after[0] in ("word", "quoted")
+        and text[keyword[1] : keyword[2]].lower() == "deallocate"
+        and text[name[1] : name[2]].lower() == "prepare"
+    ):
+        name, after = after, next(found, None)
+    start, end = name[1:]
+    if name[0] == "quoted" and after is not None and text[after[1] : after[2]].lower() == "uescape":
+        escape = next(found, None)
+        end = escape[2] if escape is not None else end
+    return start, end
+
+
+def too_many_parts(sql: bytes) -> bool:
+    """Whether a tree of this text would take a parser too long for an event loop."""
+    return len(sql) > MAX_PARTS and len(sql) - len(sql.translate(None, _PARTS)) > MAX_PARTS
+
+
+def too_deep(text: str) -> bool:
+    """Whether the text nests deeper than MAX_NESTING or chains operators longer than MAX_CHAIN.
+
+    Parsers recurse on both. AND, OR and commas make flat lists and so end a chain.
+    """
+    if len(text) < SHORT:
+        return False
+    depth = chain = links = 0
+    for kind, start, end in tokens(text):
+        if kind == "operator":
+            chain += 1
+        elif kind == "other":
+            mark = text[start]
+            if mark in "([":
+                depth += 1
+            elif mark in ")]":
+                depth -= 1
+            elif mark == ":":
+                chain += 1
+            elif mark in ",;":
+                chain = 0
+        elif kind == "word" and end - start <= 9:
+            word = text[start:end].lower()
+            if word == "and" or word == "or":
+                chain = 0
+            elif word == "case":
+                depth += 1
+            elif word == "end":
+                depth -= 1
+            elif word in _CHAINED:
+                chain += 1
+            elif word in _LINKS:
+                links += 1
+        if depth > MAX_NESTING or chain > MAX_CHAIN or links > MAX_CHAIN:
+            return True
+    return False

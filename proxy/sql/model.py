@@ -1,0 +1,139 @@
+"""What the classifier says of a statement. Context-free and immutable; cached by text.
+
+Names that depend on the database, the search_path or the catalogue get their meaning in
+`routing.bind`, not here.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag, StrEnum
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the words of a text: how the long lists of names in this package are written."""
+    return frozenset(text.split())
+
+
+class Class(StrEnum):
+    """What a statement needs."""
+
+    WRITE = "write"
+    READ = "read"
+    ANALYTIC = "analytic"
+    SESSION = "session"
+    """Bound to the server session (SET, LISTEN, temp tables, advisory locks, cursors ...)."""
+
+
+class Effect(IntFlag):
+    """What a statement may do to the server session. Any of them makes the unit a barrier:
+    nothing of the same client is sent behind it until its outcome is known."""
+
+    NONE = 0
+    SET = 1
+    """Sets or resets named settings; their lower-case names are in `Classification.settings`."""
+    SET_ANY = 2
+    """May change settings whose names can't be told (RESET ALL, DISCARD ALL, set_config($1, ..)).
+    Code that can't be seen has UNKNOWN_CODE instead."""
+    ROLE = 4
+    """SET ROLE, SET SESSION AUTHORIZATION and their RESETs."""
+    TEMP = 8
+    """Creates or drops temporary objects (or may: DROP TABLE of any name, DISCARD TEMP)."""
+    LISTEN = 16
+    """LISTEN or UNLISTEN."""
+    HOLD = 32
+    """DECLARE ... WITH HOLD, or CLOSE."""
+    ADVISORY = 64
+    """Takes or frees a session-level advisory lock."""
+    PREPARE = 128
+    """PREPARE, DEALLOCATE of one name."""
+    DISCARD = 256
+    """DISCARD ALL or DEALLOCATE ALL: prepared statements of the client are gone when it succeeds."""
+    SEQUENCE = 512
+    """Reads currval() or lastval(): needs the server that ran the client's own nextval()."""
+    UNKNOWN_CODE = 1024
+    """Runs code that can't be seen (user's function, DO, CALL, view unknown): may do anything of the
+    above in silence. Checked after the fact, not pinned for."""
+    LOAD = 2048
+    """LOAD, or anything else that ties the client to the server for good."""
+
+
+class Classification:
+    """`classify(sql)` returns one of these; the object for one text is shared, so never change it.
+
+    Attributes:
+        cls: the class; for a string of several statements the strongest one.
+        reason: a short fixed code ("select", "insert", "for_update", "unknown_function" ...).
+        effects: see Effect.
+        settings: lower-case names that SET, RESET or set_config touch for longer than a transaction.
+        resets: whether any of them is put back to its default (RESET x, SET x TO DEFAULT).
+        statements: number of statements in the text; 0 for an empty one.
+        kind: the lower-case command words of the first statement ("select", "begin", "deallocate",
+            "execute", "prepare", "copy", "discard", "empty", "unknown" ...).
+        name: the identifier for PREPARE, EXECUTE, DEALLOCATE (folded as PostgreSQL folds it); "" is
+            none, and DEALLOCATE ALL.
+        name_span: (start, end) of that identifier in the text as str indices, quotes included; or None.
+        ends_transaction: a statement of it is COMMIT, ROLLBACK (not TO), PREPARE TRANSACTION ...
+        starts_transaction: a statement of it is BEGIN or START TRANSACTION.
+        read_only_transaction: BEGIN ... READ ONLY and isolation level is not serializable.
+        fragile: uses something that can't run on a columnar node (casts to reg*, catalogs ...).
+        retyped: a result column's type may differ on a columnar node (sum, avg, a quotient ...).
+    """
+
+    __slots__ = (
+        "clean_runs",
+        "cls",
+        "effects",
+        "ends_transaction",
+        "fragile",
+        "kind",
+        "name",
+        "name_span",
+        "plain",
+        "read_only_transaction",
+        "reason",
+        "resets",
+        "retyped",
+        "settings",
+        "starts_transaction",
+        "statements",
+    )
+
+    def __init__(
+        self,
+        cls: Class,
+        reason: str,
+        *,
+        effects: Effect = Effect.NONE,
+        settings: frozenset[str] = frozenset(),
+        resets: bool = False,
+        statements: int = 1,
+        kind: str = "unknown",
+        name: str = "",
+        name_span: tuple[int, int] | None = None,
+        starts_transaction: bool = False,
+        ends_transaction: bool = False,
+        read_only_transaction: bool = False,
+        fragile: bool = False,
+        retyped: bool = False,
+    ) -> None:
+        self.cls = cls
+        self.reason = reason
+        self.effects = effects
+        self.settings = settings
+        self.resets = resets
+        self.statements = statements
+        self.kind = kind
+        self.name = name
+        self.name_span = name_span
+        self.starts_transaction = starts_transaction
+        self.ends_transaction = ends_transaction
+        self.read_only_transaction = read_only_transaction
+        self.fragile = fragile
+        self.retyped = retyped
+        self.plain = not effects and statements == 1 and kind not in ("copy", "execute", "prepare", "deallocate")
+        """One statement without effects, whose answer can be passed on unread."""
+        self.clean_runs = 0
+        """Runs of UNKNOWN_CODE that left the session as it was; counted by the data plane."""
+
+    def __repr__(self) -> str:
+        return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

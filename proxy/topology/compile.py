@@ -1,0 +1,45 @@
+"""Node states compiled into the flat tables of a snapshot.
+
+Owns which health lets a node take new work; must not decide healths or roles. Pure. Called by
+`controlplane.controller`, whose verdicts it writes down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from .model import Health, Role
+from .snapshot import NodeView, Snapshot
+
+
+def compile_snapshot(
+    nodes: Sequence[NodeView], *, primary: str, unfit: Collection[str], version: int, epoch: int
+) -> Snapshot:
+    """`primary` may be empty; `unfit` names nodes that get no new work whatever their health.
+
+    Copies take new work only when active: a suspect one keeps what it has and gets nothing new.
+    """
+
+    def serving(role: Role) -> tuple[str, ...]:
+        return tuple(
+            n.name
+            for n in nodes
+            if n.role is role and n.health is Health.ACTIVE and n.addresses and n.name not in unfit
+        )
+
+    return Snapshot(
+        version=version,
+        epoch=epoch,
+        nodes={n.name: n for n in nodes},
+        primary=primary,
+        replicas=serving(Role.REPLICA),
+        columnar=serving(Role.COLUMNAR),
+        has_columnar=any(n.role is Role.COLUMNAR for n in nodes),
+    )
+
+
+def content(snapshot: Snapshot) -> Snapshot:
+    """The snapshot without its version: two with equal content need not both be published."""
+    return msgspec.structs.replace(snapshot, version=0)

@@ -1,0 +1,72 @@
+"""The immutable, versioned picture that the controller publishes and every worker obeys.
+
+Flat tables: health and degradation are compiled into `serving`, `replicas`, `columnar` and `primary`
+by the controller, so the router reads nothing else. Replaced whole, never changed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .model import DEFAULT_GROUP, Health, Role
+
+
+class Address(msgspec.Struct, frozen=True):
+    """One resolved address of a node: an IP literal with a port, or the path of a Unix socket."""
+
+    host: str
+    port: int = 0
+
+    @property
+    def is_unix(self) -> bool:
+        return self.host.startswith("/")
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as a worker sees it."""
+
+    name: str
+    host: str
+    """The name from the config, for TLS verification and for people."""
+    port: int
+    group: str = DEFAULT_GROUP
+    role: Role = Role.UNKNOWN
+    health: Health = Health.SUSPECT
+    addresses: tuple[Address, ...] = ()
+    """In the order to try them; empty until the name was resolved once."""
+    max_connections: int = 0
+    """Most servers to it over all workers; 0 is no limit."""
+    generation: int = 0
+    """Rises when existing servers of this node must not be used again."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker needs to route. `version` rises with every publication."""
+
+    version: int = 0
+    epoch: int = 0
+    """The fencing token: rises by one at each change of primary."""
+    lease_deadline_ns: int = 0
+    """CLOCK_BOOTTIME after which writes are not relayed; 0 is none (authority = none)."""
+    group: str = DEFAULT_GROUP
+    nodes: dict[str, NodeView] = {}
+    primary: str = ""
+    """Name of the node that takes writes, or empty."""
+    replicas: tuple[str, ...] = ()
+    """Replicas that may take new work."""
+    columnar: tuple[str, ...] = ()
+    """Columnar nodes that may take new work."""
+    has_columnar: bool = False
+    """Whether the group has columnar nodes at all (in service or not)."""
+
+
+class Freshness(msgspec.Struct, frozen=True, kw_only=True):
+    """What copies are known to hold: all writes that had ended before these moments (boot_ns).
+
+    Sent apart from the snapshot because it changes several times a second.
+    """
+
+    replicas_ns: int = 0
+    """Every replica in `Snapshot.replicas` has replayed all that was committed before this."""
+    columnar_ns: int = 0
+    """The same for every node in `Snapshot.columnar`."""

@@ -1,0 +1,258 @@
+"""The controller in front of real servers that stop, freeze, lag, are promoted or not to be logged in to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.clock import SystemClock
+from proxy.config.schema import Config, HealthSettings, Node, ServerLink
+from proxy.controlplane.controller import Controller
+from proxy.demo.postgres import Cluster, Server
+from proxy.ipc.channel import Link
+from proxy.ipc.messages import (
+    Ask,
+    Counters,
+    Grant,
+    Hello,
+    Message,
+    NeedFreshness,
+    Report,
+    ReportRequest,
+    Setup,
+    Suspicion,
+)
+from proxy.ipc.messages import Fresh as FreshMessage
+from proxy.ipc.messages import Publish as PublishMessage
+from proxy.ipc.paths import RuntimePaths
+from proxy.run_controller import dial_as_prober
+from proxy.testing import SeededRng
+from proxy.topology.snapshot import Snapshot
+
+PATIENCE = 20.0
+
+
+class Worker:
+    """The worker's end of a channel: keeps what it was told."""
+
+    def __init__(self, paths: RuntimePaths, number: int) -> None:
+        self.number = number
+        self.snapshots: list[Snapshot] = []
+        self.fresh: list[tuple[int, int]] = []
+        self.grants: dict[str, int] = {}
+        self.news = asyncio.Event()
+        self.link = Link(paths.controller, lambda: Hello(number, 1), self._told)
+
+    def _told(self, message: Message) -> None:
+        match message:
+            case Setup():
+                self.snapshots.append(message.snapshot)
+            case PublishMessage():
+                self.snapshots.append(message.snapshot)
+            case FreshMessage():
+                self.fresh.append((message.freshness.replicas_ns, message.freshness.columnar_ns))
+            case Grant():
+                self.grants[message.key] = message.permits
+            case ReportRequest():
+                self.link.send(Report(message.id, self.number, [{"n": self.number}]))
+        self.news.set()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not done():
+                self.news.clear()
+                await self.news.wait()
+
+    @property
+    def last(self) -> Snapshot:
+        return self.snapshots[-1]
+
+    async def until_snapshot(self, right: Callable[[Snapshot], bool]) -> Snapshot:
+        await self.until(lambda: bool(self.snapshots) and right(self.last))
+        return self.last
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Server, Server]]:
+    with Cluster() as cluster:
+        primary = cluster.create("primary")
+        yield primary, cluster.replica("replica", primary)
+
+
+def settings(servers: tuple[Server, ...], **health: Any) -> Config:
+    names = ("a", "b", "c")
+    return Config(
+        server=ServerLink(tls="disable"),
+        health=HealthSettings(**{"user": "postgres", "interval": 0.3, "timeout": 0.25, **health}),
+        nodes={name: Node(host="127.0.0.1", port=s.port) for name, s in zip(names, servers, strict=False)},
+    )
+
+
+@asynccontextmanager
+async def controller(
+    config: Config, directory: Path, workers: int = 1
+) -> AsyncIterator[tuple[Controller, list[Worker]]]:
+    paths = RuntimePaths(directory)
+    made = Controller(
+        config,
+        workers=workers,
+        instance=1,
+        paths=paths,
+        dial=dial_as_prober,
+        clock=SystemClock(),
+        rng=SeededRng(1),
+    )
+    await made.start()
+    ends = [Worker(paths, number) for number in range(workers)]
+    links = [asyncio.create_task(end.link.run()) for end in ends]
+    try:
+        for end in ends:
+            await end.until(lambda end=end: bool(end.snapshots))  # type: ignore[misc]
+        yield made, ends
+    finally:
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
+        await made.stop()
+
+
+async def test_evidence_is_looked_at_at_once(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """With a minute between probes, only the worker's word can be the reason to look."""
+    async with controller(settings(servers, interval=60.0, timeout=2.0), tmp_path) as (_, [worker]):
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        servers[1].stop()
+        try:
+            for _ in range(20):  # a burst is one finding: suspect, not down
+                worker.link.send(Suspicion("b", "refused"))
+            found = await worker.until_snapshot(lambda s: s.replicas == ())
+            assert found.nodes["b"].health == "suspect"
+        finally:
+            await asyncio.to_thread(servers[1].start)
+        assert worker.last.nodes["b"].health == "suspect"
+        assert worker.last.primary == "a"
+
+
+async def test_a_frozen_replica_leaves_and_comes_back(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    async with controller(settings(servers), tmp_path) as (made, [worker]):
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        servers[1].freeze()
+        try:
+            await worker.until_snapshot(lambda s: s.nodes["b"].health == "down")
+            assert [s.nodes["b"].health for s in worker.snapshots if s.nodes["b"].health != "active"][0] == "suspect"
+            assert worker.last.nodes["a"].health == "active"
+            row = {row["name"]: row for row in made.nodes()}["b"]
+            assert row["probe_failures"] >= 3
+            assert "no full answer" in row["cause"] or "no answer in time" in row["cause"]
+        finally:
+            servers[1].thaw()
+        back = await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        healths = [s.nodes["b"].health for s in worker.snapshots]
+        assert "recovering" in healths
+        assert (back.epoch, back.primary) == (1, "a")
+
+
+async def test_reads_wait_for_a_copy_that_lags(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    primary, replica = servers
+    async with controller(settings(servers, timeout=0.2), tmp_path) as (_, [worker]):
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        clock = SystemClock()
+        with primary.connect() as idle:
+            # What an open transaction has written must not keep others from being sure.
+            idle.autocommit = False
+            idle.execute("CREATE TABLE stays_open (x int)")
+            await asyncio.to_thread(replica.query, "SELECT pg_wal_replay_pause()")
+            await asyncio.to_thread(primary.query, "SELECT pg_logical_emit_message(true, 't', 'x')")
+            await asyncio.to_thread(replica.query, "SELECT pg_wal_replay_resume()")
+            await asyncio.to_thread(primary.query, "CREATE TABLE lagging (x int)")
+            await asyncio.to_thread(replica.query, "SELECT pg_wal_replay_pause()")
+            await asyncio.to_thread(primary.query, "DROP TABLE lagging")
+            written = clock.boot_ns()
+            idle.execute("CREATE TABLE stays_open_too (x int)")
+            worker.link.send(NeedFreshness(written))
+            # The replica does not move: after a full round of its own nothing is sure of this write.
+            await asyncio.sleep(0.5)
+            paused = [moment for moment, _ in worker.fresh if moment >= written]
+            await asyncio.to_thread(replica.query, "SELECT pg_wal_replay_resume()")
+            assert not paused
+            await worker.until(lambda: bool(worker.fresh) and worker.fresh[-1][0] >= written)
+            idle.rollback()
+        # Satisfied: nobody is asked any more.
+        count = len(worker.fresh)
+        await asyncio.sleep(0.3)
+        assert len(worker.fresh) <= count + 1
+
+
+async def test_permits_and_reports_go_through(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    async with controller(settings(servers), tmp_path, workers=2) as (made, [first, second]):
+        first.link.send(Ask(0, "a/db/u", 3, 10))
+        await second.until(lambda: second.grants.get("a/db/u") == 2)
+        assert "a/db/u" not in first.grants  # not before the other has given back
+        rows = await made.report("clients")
+        assert sorted((row["n"], row["worker"]) for row in rows) == [(0, 0), (1, 1)]
+        first.link.send(Counters(0, {"x": 1}, []))
+        async with asyncio.timeout(PATIENCE):
+            while 0 not in made.counters:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_wrong_login_is_no_illness(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """The probe's user does not exist: a lone node is taken for the primary and stays in service."""
+    async with controller(settings(servers[:1], user="nobody_at_all"), tmp_path) as (made, [worker]):
+        await worker.until_snapshot(lambda s: s.primary == "a")
+        async with asyncio.timeout(PATIENCE):
+            while made.nodes()[0]["probes"] < 4:
+                await asyncio.sleep(0.05)
+        row = made.nodes()[0]
+        assert row["health"] == "active"
+        assert row["probe_failures"] == 0
+        assert "nobody_at_all" in row["cause"]
+
+
+async def test_the_config_is_checked_against_the_node(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    wrong = Config(
+        server=ServerLink(tls="disable"),
+        health=HealthSettings(user="postgres", interval=0.3, timeout=0.25),
+        nodes={
+            "a": Node(host="127.0.0.1", port=servers[0].port, role="primary"),
+            "b": Node(host="127.0.0.1", port=servers[1].port, role="primary"),
+        },
+    )
+    async with controller(wrong, tmp_path) as (made, [worker]):
+        found = await worker.until_snapshot(lambda s: s.nodes["b"].health == "down")
+        assert (found.primary, found.replicas) == ("a", ())
+        assert 'the configuration says "primary"' in made.nodes()[1]["cause"]
+
+
+async def test_reload_of_nodes(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    config = settings(servers)
+    async with controller(settings(servers[:1]), tmp_path) as (made, [worker]):
+        assert (await worker.until_snapshot(lambda s: s.primary == "a")).replicas == ()
+        made.reload(config)
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        made.reload(settings(servers[:1]))
+        await worker.until_snapshot(lambda s: "b" not in s.nodes)
+
+
+async def test_a_promotion_is_followed(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """Last in this module: the servers are two primaries afterwards."""
+    primary, replica = servers
+    async with controller(settings(servers), tmp_path) as (_, [worker]):
+        before = await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        primary.kill()
+        await worker.until_snapshot(lambda s: s.nodes["a"].health != "active")
+        await asyncio.to_thread(replica.promote)
+        worker.link.send(Suspicion("b", "read_only"))
+        after = await worker.until_snapshot(lambda s: s.primary == "b")
+        assert after.epoch == before.epoch + 1
+        assert after.replicas == ()
+        assert after.nodes["b"].generation > before.nodes["b"].generation
+        assert after.nodes["a"].generation > before.nodes["a"].generation
+        await asyncio.to_thread(primary.start)
+        # The old primary is back and still says that it is one: it gets nothing.
+        back = await worker.until_snapshot(lambda s: s.nodes["a"].health == "active")
+        assert (back.primary, back.epoch, back.replicas) == ("b", after.epoch, ())

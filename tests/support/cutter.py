@@ -1,0 +1,77 @@
+"""A TCP relay in front of a node that cuts what the node says at every byte.
+
+Owns its listening socket and two threads a connection. Put between the proxy and a node it makes the
+proxy meet each reply in pieces of one byte; it changes nothing else. Fixtures are its callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+CUT_BYTES = 600
+"""Of each piece read from the node so many bytes go one by one, the rest at once."""
+PAUSE = 0.00002
+
+
+class Cutter:
+    """Relay of a free port on 127.0.0.1 to `port`; a context manager."""
+
+    def __init__(self, port: int) -> None:
+        self._node = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = int(self._listener.getsockname()[1])
+        self._accepting = threading.Thread(target=self._accept, name="cutter", daemon=True)
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Stop accepting; connections end with their peers."""
+        # A blocked accept returns when the socket is shut down, not when it is closed.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(5)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                node = socket.create_connection(self._node)
+            except OSError:
+                client.close()
+                continue
+            for sock in (client, node):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for arguments in ((client, node, 0), (node, client, CUT_BYTES)):
+                threading.Thread(target=_relay, args=arguments, name="cutter relay", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _relay(source: socket.socket, target: socket.socket, cut: int) -> None:
+    """Until one side ends; then the end is passed on, and the last of the two relays closes both."""
+    try:
+        while data := source.recv(1 << 16):
+            for at in range(min(cut, len(data))):
+                target.sendall(data[at : at + 1])
+                time.sleep(PAUSE)
+            if len(data) > cut:
+                target.sendall(data[cut:])
+    except OSError:
+        pass
+    for sock in (source, target):
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

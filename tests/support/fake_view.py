@@ -1,0 +1,83 @@
+"""A controller's facade with made-up figures, for tests of console, metrics and health page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.admin.view import Row
+from proxy.config.schema import Config, Database, Node, User
+from proxy.ipc.messages import Counters
+from proxy.metrics.counters import PoolCounters, WorkerCounters
+from proxy.topology.model import Health, Role
+from proxy.topology.snapshot import NodeView, Snapshot
+
+
+def pool_row(node: str = "pg1", database: str = "shop", user: str = "app", **numbers: int) -> dict[str, Any]:
+    """A pool as a worker reports it."""
+    counters = PoolCounters(**numbers)
+    return {"node": node, "database": database, "user": user, "mode": "transaction", **counters.as_dict()}
+
+
+def worker_report(worker: int, pools: Sequence[dict[str, Any]] = (), **numbers: int) -> Counters:
+    return Counters(worker=worker, values={**WorkerCounters().as_dict(), **numbers}, pools=list(pools))
+
+
+class FakeView:
+    """Two nodes, two workers; every attribute may be replaced."""
+
+    def __init__(self) -> None:
+        self.config = Config(
+            nodes={"pg1": Node(host="db1"), "pg2": Node(host="db2", port=5433)},
+            databases={"shop": Database(password="hunter2")},
+            users={"app": User(password="s3cret")},
+        )
+        nodes = {
+            "pg1": NodeView(name="pg1", host="db1", port=5432, role=Role.PRIMARY, health=Health.ACTIVE),
+            "pg2": NodeView(name="pg2", host="db2", port=5433, role=Role.REPLICA, health=Health.DOWN),
+        }
+        self.snapshot: Snapshot | None = Snapshot(version=7, epoch=3, nodes=nodes, primary="pg1")
+        self.counters: dict[int, Counters] = {
+            0: worker_report(0, [pool_row(queries=5, transactions=4, max_wait_us=1_500_000)], clients_total=2),
+            1: worker_report(1, [pool_row(queries=10, transactions=9, max_wait_us=20)], clients_total=3),
+        }
+        self.rows: dict[str, list[dict[str, Any]]] = {
+            "clients": [
+                {
+                    "worker": 1,
+                    "id": "c17",
+                    "user": "app",
+                    "database": "shop",
+                    "state": "waiting",
+                    "connect_time": 1_800_000_000.5,
+                    "wait_us": 2_000_003,
+                    "application_name": "naïve ☕",
+                }
+            ],
+            "servers": [
+                {"worker": 0, "id": "s4", "node": "pg1", "user": "app", "database": "shop", "state": "idle"},
+            ],
+        }
+
+    def nodes(self) -> list[Row]:
+        return [
+            {
+                "name": "pg1",
+                "host": "db1",
+                "port": 5432,
+                "role": Role.PRIMARY,
+                "health": Health.ACTIVE,
+                "address": "10.0.0.1:5432",
+                "lag_bytes": None,
+                "since": 1_800_000_000.0,
+                "cause": "probe passed",
+                "probes": 12,
+                "probe_failures": 1,
+            },
+            {"name": "pg2", "host": "db2", "port": 5433, "role": Role.REPLICA, "health": Health.DOWN, "lag_bytes": 64},
+        ]
+
+    async def report(self, kind: str) -> Sequence[Row]:
+        if kind == "pools":
+            return [{**row, "worker": n} for n, latest in self.counters.items() for row in latest.pools]
+        return self.rows[kind]

@@ -1,0 +1,85 @@
+"""The servers that tests run against, and databases on them.
+
+Owns one primary with two replicas for a whole run, and databases that are filled anew with the common
+objects for each test: while it runs, a test has a database, and so pools, of its own.
+Fixtures are its callers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from proxy.demo.postgres import HBA, Cluster
+
+POOL_SIZES = (1, 2, 3, 5, 20)
+"""For each there is a role `pool<N>`; the proxy gives that role pools of N servers."""
+
+RESET = """
+SET client_min_messages = warning;
+DROP SCHEMA IF EXISTS public, tenant_a, tenant_b CASCADE;
+CREATE SCHEMA public;
+GRANT ALL ON SCHEMA public TO PUBLIC;
+"""
+FIXTURE = Path(__file__).with_name("fixture.sql")
+
+
+class Fleet:
+    """A primary and two replicas, and the databases made on them."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self._numbers = itertools.count(1)
+        self._free: list[str] = []
+        try:
+            self.primary = self.cluster.create(
+                "primary",
+                # On, so that a commit is sent to the replicas at once.
+                settings={"synchronous_commit": "on", "max_prepared_transactions": "10", "track_functions": "all"},
+                hba=(*HBA, "host replication all 127.0.0.1/32 trust"),
+            )
+            for size in POOL_SIZES:
+                self.primary.query(f"CREATE ROLE pool{size} SUPERUSER LOGIN")
+            self.replicas = [self.cluster.replica(name, self.primary) for name in ("replica1", "replica2")]
+        except BaseException:
+            self.cluster.close()
+            raise
+
+    def take_database(self) -> str:
+        """A database with the fixture and nothing else, present on all nodes."""
+        if self._free:
+            name = self._free.pop()
+        else:
+            name = f"case{next(self._numbers)}"
+            self.primary.query(f"CREATE DATABASE {name}")
+        self.primary.query(RESET + FIXTURE.read_text(), dbname=name)
+        self.caught_up()
+        return name
+
+    def give_back_database(self, name: str) -> None:
+        """End what is connected to it on any node, and keep it for another test: making one anew takes
+        hundreds of files on each node."""
+        for server in (self.primary, *self.replicas):
+            with server.connect() as connection:
+                end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s"
+                connection.execute(end, (name,))
+        self._free.append(name)
+
+    def caught_up(self) -> None:
+        """Wait until the replicas have replayed all there is now."""
+        lsn = self.primary.lsn()
+        for replica in self.replicas:
+            replica.wait_for_lsn(lsn)
+
+    def close(self) -> None:
+        self.cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,130 @@
+"""The channel between controller and workers, and the board that workers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.ids import cancel_owner, cancel_pid, new_instance
+from proxy.ipc import board, channel
+from proxy.ipc.board import Board, slot_of
+from proxy.ipc.channel import Channel, Link, Server
+from proxy.ipc.messages import Counters, Drain, Grant, Hello, Message, Publish, encode
+from proxy.ipc.paths import RuntimePaths
+from proxy.testing import FakeTransport
+from proxy.topology.snapshot import Snapshot
+
+
+def connected(on_message: Callable[[Message], None]) -> tuple[Channel, FakeTransport]:
+    transport = FakeTransport()
+    made = Channel(lambda _, message: on_message(message), lambda _: None)
+    made.connection_made(transport)  # type: ignore[arg-type]
+    return made, transport
+
+
+def test_frames_cut_at_every_byte() -> None:
+    messages: list[Message] = [Hello(1, 2), Grant("n/d/u", 3), Publish(Snapshot(version=4)), Drain(5.0)]
+    stream = b"".join(map(encode, messages))
+    for cut in range(len(stream) + 1):
+        got: list[Message] = []
+        made, _ = connected(got.append)
+        made.data_received(stream[:cut])
+        made.data_received(stream[cut:])
+        assert got == messages
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\2{}", b"\0\0\0\0"])
+def test_garbage_ends_the_channel(garbage: bytes) -> None:
+    got: list[Message] = []
+    made, transport = connected(got.append)
+    made.data_received(garbage + encode(Drain(1.0)))
+    assert transport.aborted
+    assert made.fault
+    assert got == []
+
+
+def test_one_that_does_not_read_is_cut_off() -> None:
+    made, transport = connected(lambda _: None)
+    assert made.send(Drain(1.0))
+    transport.unsent = channel.MAX_UNSENT + 1
+    assert not made.send(Drain(1.0))
+    assert transport.aborted
+    assert not made.send(Drain(1.0))
+
+
+async def test_a_link_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "controller.sock"
+    inbox: asyncio.Queue[Message] = asyncio.Queue()
+    told: asyncio.Queue[Message] = asyncio.Queue()
+    hellos = 0
+
+    def hello() -> Hello:
+        nonlocal hellos
+        hellos += 1
+        return Hello(hellos, 1)
+
+    def on_message(from_: Channel, message: Message) -> None:
+        inbox.put_nowait(message)
+        from_.send(Grant("k", 1))
+
+    link = Link(path, hello, told.put_nowait)
+    running = asyncio.create_task(link.run())
+    assert not link.send(Counters(0, {}, []))  # nobody there yet: gone, and no harm
+    for number in (1, 2):
+        server = Server(on_message, lambda _: None)
+        await server.start(path)
+        async with asyncio.timeout(5):
+            assert await inbox.get() == Hello(number, 1)
+            assert await told.get() == Grant("k", 1)
+            assert link.send(Counters(number, {"a": 1}, []))
+            assert await inbox.get() == Counters(number, {"a": 1}, [])
+            assert await told.get() == Grant("k", 1)
+        await server.stop()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_the_board_is_shared(tmp_path: Path) -> None:
+    board.create(tmp_path / "board", 3)
+    boards = [Board(tmp_path / "board", worker) for worker in range(3)]
+    slot, other = slot_of("app"), slot_of("another")
+    assert slot != other
+    boards[0].note(slot, 10)
+    boards[2].note(slot, 30)
+    boards[2].note(slot, 20)
+    assert [each.latest(slot) for each in boards] == [30, 30, 30]
+    assert boards[1].latest(other) == 0
+    boards[2].close()
+    # A worker that is started again finds what its row had.
+    again = Board(tmp_path / "board", 2)
+    assert again.latest(slot) == 30
+    for each in (boards[0], boards[1], again):
+        each.close()
+    with pytest.raises(ValueError, match="none for worker 3"):
+        Board(tmp_path / "board", 3)
+    board.create(tmp_path / "board", 1)
+    fresh = Board(tmp_path / "board", 0)
+    assert fresh.latest(slot) == 0
+    fresh.close()
+
+
+def test_cancel_keys_name_their_worker() -> None:
+    for instance, worker, serial in [(1, 0, 0), (255, 255, 32767), (7, 3, 40_000)]:
+        pid = cancel_pid(instance, worker, serial)
+        assert 0 < pid < 2**31
+        assert cancel_owner(pid) == (instance, worker)
+    assert len({cancel_pid(1, 0, serial) for serial in range(32768)}) == 32768
+    with pytest.raises(ValueError, match="out of range"):
+        cancel_pid(0, 0, 0)
+    assert all(1 <= new_instance() <= 255 for _ in range(1000))
+
+
+def test_an_earlier_run_leaves_nothing_that_is_taken_for_new(tmp_path: Path) -> None:
+    paths = RuntimePaths(tmp_path)
+    files = [paths.controller, paths.console, paths.board, paths.kept, paths.config, paths.datagrams(0)]
+    for file in files:
+        file.touch()
+    assert set(files) <= set(paths.left_behind())
