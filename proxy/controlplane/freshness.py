@@ -10,9 +10,12 @@ under the position. Two claims come of it:
 
 - the insert position, for the moment itself;
 - the flush position, for three `wal_writer_delay` earlier: a commit is flushed before it is
-  acknowledged, or (synchronous_commit = off) within that time (manual, chapter 30.4). The insert position alone
-  could stay out of reach for long: what an open transaction has written isn't flushed, nor sent to
+  acknowledged, or (synchronous_commit = off) within that time (manual, chapter 30.4). The insert position
+  alone could stay out of reach for long: what an open transaction has written isn't flushed, nor sent to
   replicas, until somebody commits.
+
+One case stays slow: an open transaction has filled a WAL page, and nobody commits. The flush position
+then ends within a record, and the next record that the background writer logs (each 15 s) ends the wait.
 
 Called by `controlplane.controller`.
 """

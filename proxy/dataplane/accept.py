@@ -20,6 +20,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +38,8 @@ MAX_HALF_OPEN = 4096
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.2
 """Seconds without accepting after the system had no file descriptor or memory left."""
+TLS_SHUTDOWN = 2.0
+"""Seconds that a client has to answer the end of TLS."""
 
 _TLS_HANDSHAKE = 0x16
 _PROXY = 0x0D
@@ -92,30 +95,33 @@ def _client_tls(config: Config) -> _ClientTlsContext | None:
 
 
 class _Connection:
-    """A connection on its way: a raw socket first, a stream later. Whoever ends it calls `close`."""
+    """A connection on its way: a raw socket first, a stream later, the host's in the end."""
 
-    def __init__(self, sock: socket.socket, peer: Peer) -> None:
-        self.sock: socket.socket | None = sock
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
         self.stream: LoginStream | None = None
-        self.peer = peer
+        self.peer = _peer(sock)
+        self.adopted = False
 
     def send_error(self, error: TridentError) -> None:
         data = build.error_response(error, "FATAL")
         if self.stream is not None:
             self.stream.write(data)
-        elif self.sock is not None:
-            with suppress(OSError):
-                self.sock.send(data)
-                # Unread bytes would turn the close into a reset, which may overtake the error.
-                self.sock.recv(codes.MAX_STARTUP)
+            return
+        with suppress(OSError):
+            self.sock.send(data)
+            # Unread bytes would turn the close into a reset, which may overtake the error.
+            self.sock.recv(codes.MAX_STARTUP)
 
-    def close(self, *, at_once: bool = False) -> None:
-        if self.stream is not None and at_once:
-            self.stream.transport.abort()
-        elif self.stream is not None:
-            self.stream.transport.close()
-        elif self.sock is not None:
+    def close(self, *, at_once: bool) -> None:
+        if self.adopted:
+            return
+        if self.stream is None:
             self.sock.close()
+        elif at_once:
+            self.stream.transport.abort()
+        else:
+            self.stream.transport.close()
 
 
 class Acceptor:
@@ -163,15 +169,26 @@ class Acceptor:
 
     def take(self, sock: socket.socket) -> None:
         """Log in the client of an accepted socket, our own or one that another worker passed on."""
-        counters = self._host.counters
+        counters, listen = self._host.counters, self._host.config.listen
+        try:
+            sock.setblocking(False)
+            connection = _Connection(sock)
+            if connection.peer.address is not None:
+                set_keepalive(
+                    sock, listen.keepalive_idle, listen.keepalive_interval, listen.keepalive_count, listen.user_timeout
+                )
+        except OSError:  # gone before it was looked at
+            sock.close()
+            return
         if len(self._logins) >= MAX_HALF_OPEN:
             counters.clients_refused += 1
-            next(iter(self._logins)).cancel()
-        sock.setblocking(False)
-        task = self._host.loop.create_task(self._run(sock), name="login")
+            oldest = next(iter(self._logins))
+            del self._logins[oldest]
+            oldest.cancel()
+        task = self._host.loop.create_task(self._run(connection), name="login")
         self._logins[task] = None
         counters.logins_current += 1
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, connection))
 
     # -- accepting
 
@@ -197,33 +214,22 @@ class Acceptor:
             self._host.loop.remove_reader(listener)
         self._resume = self._host.loop.call_later(ACCEPT_PAUSE, self._listen)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        # A task that was cancelled before its first step has run no code of ours; the socket's own
-        # finaliser closes it then.
+    def _ended(self, connection: _Connection, task: asyncio.Task[None]) -> None:
+        """The one place where a login that was not adopted is closed, even one cancelled before its first step."""
         self._logins.pop(task, None)
         self._host.counters.logins_current -= 1
+        connection.close(at_once=task.cancelled())
         if not task.cancelled() and (error := task.exception()) is not None:
             self._host.log.error("login_crashed", exc_info=error)
 
     # -- one login
 
-    async def _run(self, sock: socket.socket) -> None:
+    async def _run(self, connection: _Connection) -> None:
         host = self._host
         self._refresh()
         try:
-            connection = _Connection(sock, _peer(sock))
-            if connection.peer.address is not None:
-                listen = host.config.listen
-                set_keepalive(
-                    sock, listen.keepalive_idle, listen.keepalive_interval, listen.keepalive_count, listen.user_timeout
-                )
-        except OSError:  # gone before it was looked at
-            sock.close()
-            return
-        adopted = False
-        try:
             async with asyncio.timeout(host.config.listen.login_timeout or None):
-                adopted = await self._log_in(connection)
+                await self._log_in(connection)
         except TimeoutError:
             host.counters.logins_failed += 1
             self._tell("login_timed_out", connection)
@@ -237,12 +243,6 @@ class Acceptor:
             self._tell("tls_handshake_failed", connection, reason=error.reason or "")
         except OSError:
             pass  # the client went away
-        except BaseException:
-            connection.close(at_once=True)
-            raise
-        finally:
-            if not adopted:
-                connection.close()
 
     def _count(self, error: TridentError) -> None:
         counters = self._host.counters
@@ -268,8 +268,8 @@ class Acceptor:
         except ConfigError as error:
             self._host.log.error("tls_config_refused", reason=error.message)
 
-    async def _log_in(self, connection: _Connection) -> bool:
-        """True when the host has adopted the client, False when it was a cancel request or nothing."""
+    async def _log_in(self, connection: _Connection) -> None:
+        """Ends with the client adopted, or its cancel request carried out."""
         read = await self._preamble(connection)
         stream = connection.stream or await self._plain(connection)
         login = ClientLogin()
@@ -280,14 +280,14 @@ class Acceptor:
         if isinstance(first, CancelRequest):
             self._host.counters.cancels += 1
             await self._host.cancel_request(first.pid, first.key)
-            return False
+            return
         assert isinstance(first, Startup), "a first packet is one or the other"
         self._admit(connection.peer)
         logged_in = await self._authenticator.run(login, first, stream, connection.peer)
         rest = stream.detach()
         self._host.counters.clients_total += 1
         self._host.adopt(stream.transport, logged_in, login.take_leftover() + rest)
-        return True
+        connection.adopted = True
 
     def _admit(self, peer: Peer) -> None:
         listen = self._host.config.listen
@@ -304,7 +304,6 @@ class Acceptor:
         In TLS the connection has its stream afterwards.
         """
         sock, loop = connection.sock, self._host.loop
-        assert sock is not None, "a connection begins as a socket"
         first = await _peek(sock, loop)
         if first == _PROXY and self._is_trusted(connection.peer):
             await self._proxy_header(connection, sock)
@@ -356,7 +355,6 @@ class Acceptor:
             )
 
     async def _plain(self, connection: _Connection) -> LoginStream:
-        assert connection.sock is not None, "a connection begins as a socket"
         stream = LoginStream()
         await self._host.loop.connect_accepted_socket(lambda: stream, connection.sock)
         connection.stream = stream
@@ -364,7 +362,9 @@ class Acceptor:
 
     async def _encrypt(self, connection: _Connection, sock: socket.socket, tls: _ClientTlsContext) -> ssl.SSLObject:
         stream = LoginStream()
-        await self._host.loop.connect_accepted_socket(lambda: stream, sock, ssl=tls.context)
+        await self._host.loop.connect_accepted_socket(
+            lambda: stream, sock, ssl=tls.context, ssl_shutdown_timeout=TLS_SHUTDOWN
+        )
         connection.stream = stream
         session: ssl.SSLObject = stream.transport.get_extra_info("ssl_object")
         certificate = session.getpeercert()

@@ -71,6 +71,7 @@ class LoggedIn:
 class _Access:
     """What the configuration in force says, compiled."""
 
+    config: Config
     rules: tuple[hba.Rule, ...]
     userlist: dict[str, str]
     nonce: bytes
@@ -90,7 +91,7 @@ def _compile(config: Config) -> _Access:
         raise ConfigError(f"a file of [auth] can't be read: {error}") from error
     seed = msgspec.json.encode((settings, config.users)) + listed.encode()
     nonce = hmac.digest(b"login", seed, "sha256")
-    return _Access(rules, userlist.parse(listed, settings.userlist), nonce)
+    return _Access(config, rules, userlist.parse(listed, settings.userlist), nonce)
 
 
 class Authenticator:
@@ -98,7 +99,7 @@ class Authenticator:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._config = host.config
+        self._seen = host.config
         self._access = _compile(host.config)
         self._lookup = UserLookup(host)
         self._next_failure = 0.0
@@ -141,11 +142,11 @@ class Authenticator:
         )
 
     def _refresh(self) -> None:
-        """Compile a new configuration once; one that can't be used leaves the old rules in force."""
+        """Compile a new configuration once; one that can't be used leaves the old one in force."""
         config = self._host.config
-        if config is self._config:
+        if config is self._seen:
             return
-        self._config = config
+        self._seen = config
         try:
             self._access = _compile(config)
         except ConfigError as error:
@@ -176,7 +177,7 @@ class Authenticator:
 
     def _configured(self, user: str) -> str | None:
         """The stored password in configuration or userlist."""
-        settings = self._config.users.get(user)
+        settings = self._access.config.users.get(user)
         if settings is not None and settings.password:
             return settings.password
         return self._access.userlist.get(user) or None
@@ -186,7 +187,7 @@ class Authenticator:
     ) -> Credentials:
         user = startup.user
         stored = self._configured(user)
-        if stored is None and self._config.auth.query.enabled:
+        if stored is None and self._access.config.auth.query.enabled:
             stored = await self._lookup.find(user, startup.database)
         is_plain = stored is not None and not auth.is_md5(stored) and auth.parse_secret(stored) is None
         if method == "password":
@@ -210,7 +211,7 @@ class Authenticator:
                     case Proved(proved):
                         stream.write(login.final())
                         known = self._credentials(user, stored) or Credentials(user)
-                        if proved is not None and known.password is None and self._config.auth.passthrough:
+                        if proved is not None and known.password is None and self._access.config.auth.passthrough:
                             return Credentials(user, scram_keys=proved)
                         return known
                     case _:
@@ -249,11 +250,11 @@ class Authenticator:
         Logins that succeed are not slowed. Whoever would wait longer than `login_timeout` is dropped by
         that; so the queue is cut there.
         """
-        settings, now = self._config.auth, self._host.clock.now()
+        settings, now = self._access.config.auth, self._host.clock.now()
         at = max(now + settings.failure_delay, self._next_failure)
         if settings.failures_per_second:
             self._next_failure = min(
-                at + 1 / settings.failures_per_second, now + max(1.0, self._config.listen.login_timeout)
+                at + 1 / settings.failures_per_second, now + max(1.0, self._access.config.listen.login_timeout)
             )
         await asyncio.sleep(at - now)
         raise LoginError(f'password authentication failed for user "{user}"', sqlstate="28P01")

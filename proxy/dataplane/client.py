@@ -140,6 +140,11 @@ class Unit:
         self.settings |= classification.settings
         self.resets = self.resets or classification.resets
 
+    @property
+    def reads_sequence(self) -> bool:
+        """Whether it asks for the session's own last value of a sequence."""
+        return Effect.SEQUENCE in self.effects and not any(c.kind.startswith("discard") for c in self.classified)
+
     def single_text(self) -> tuple[bytes, bytes] | None:
         """Text and raw parameter types where the unit is one statement, run once."""
         if len(self.classified) != 1 or self.classified[0].statements != 1:
@@ -199,6 +204,10 @@ class Client(asyncio.Protocol):
         self._parsing = 0
         self._skipping = False
         self._copy_in = False
+        self._copy_ended = False
+        """CopyDone or CopyFail went out since the unit in flight began."""
+        self._awaiting_copy = False
+        """Whether the server will go into copy-in is about to be known; until then a Sync can't be read."""
         self._resync = False
         self._flushed = False
         self._touched = Effect.NONE
@@ -212,6 +221,8 @@ class Client(asyncio.Protocol):
         self._writes = Owed(self, wrote=True)
         self._named_reads = Owed(self, extended=True)
         self._named_writes = Owed(self, wrote=True, extended=True)
+        self._greeted: dict[str, str] = {}
+        """Reported parameters that the client's startup asked for, as they were first shown."""
         self._named_raw = b""
         """The last batch sent by `_send_named_batch`."""
         self._named_unit: Unit | None = None
@@ -237,6 +248,8 @@ class Client(asyncio.Protocol):
 
     def _greet(self, parameters: Mapping[str, str]) -> None:
         self.shown = dict(parameters)
+        asked = {name.lower() for name in self.startup}
+        self._greeted = {name: value for name, value in parameters.items() if name.lower() in asked}
         self._readable = readable(self.shown)
         out = [build.AUTHENTICATION_OK]
         out.extend(build.parameter_status(name, value) for name, value in self.shown.items())
@@ -394,6 +407,10 @@ class Client(asyncio.Protocol):
                         self._need = end - n
                     break
                 raw = buf[pos:end] if pos or end < n else buf
+                if kind in frontend.COPY and self._batch:
+                    # A batch whose COPY wants data is sent without its Sync.
+                    self._submit(synced=False)
+                    continue
                 pos = end
                 self._message(kind, raw)
         except ProtocolViolation as error:
@@ -443,8 +460,10 @@ class Client(asyncio.Protocol):
                 return
             self._parked = None
             self._begin(unit)
-            if self._parked is not None:
-                return
+        if self._parked is None:
+            self._go_on()
+
+    def _go_on(self) -> None:
         if self._held_back and self._open is not None and not self._batch_failed:
             self._settle_batch(self._held_back)
         if self._input:
@@ -462,9 +481,11 @@ class Client(asyncio.Protocol):
         if kind in frontend.COPY:
             # Outside of a copy PostgreSQL throws these away.
             if self.server is not None and self.server.owed:
+                self._flush_open()
                 self.server.transport.write(raw)
                 if kind != frontend.COPY_DATA:
                     self._copy_in = False
+                    self._copy_ended = True
             return
         if self._copy_in:
             self._in_copy(kind, raw)
@@ -621,6 +642,8 @@ class Client(asyncio.Protocol):
                         unit.bound_text = known.sql, known.oids
             elif op.kind == frontend.CLOSE:
                 unit.named = True
+                if op.name in self.names.sql:
+                    unit.effects |= Effect.PREPARE
             elif op.kind == frontend.EXECUTE:
                 executes += 1
             elif op.kind == 0:
@@ -720,7 +743,7 @@ class Client(asyncio.Protocol):
             unit.since = 0.0
         if self._out_paused:
             server.pause()
-        if Effect.SEQUENCE in unit.effects and (server.last_writer is not self or not server.pool.is_primary()):
+        if unit.reads_sequence and (server.last_writer is not self or not server.pool.is_primary()):
             self._release(server)
             self._uses_sequences = True
             self._refuse(
@@ -800,6 +823,8 @@ class Client(asyncio.Protocol):
                 self._unseen.extend(c for c in unit.classified if Effect.UNKNOWN_CODE in c.effects)
             self._barrier = True
         wrote = unit.cls is not Class.READ
+        if wrote and any(c.kind == "copy" for c in unit.classified):
+            self._awaiting_copy = self._barrier = True
         if unit.kind is Kind.BATCH:
             self._transmit_batch(server, unit, wrote)
             return
@@ -821,11 +846,16 @@ class Client(asyncio.Protocol):
         another one."""
         classification = unit.classified[0]
         owed.names = (b"", None)
-        if not classification.name or classification.name_span is None or classification.kind == "prepare":
+        if not classification.name or classification.name_span is None:
             return unit.raw
         name = classification.name.encode("utf-8", "surrogateescape")
         statement = self.names.named.get(name)
         if statement is None:
+            return unit.raw
+        if classification.kind == "prepare":
+            # PostgreSQL refuses a second use of the name, so it is put there to be found.
+            server.tell(build.parse(name, b""))
+            owed.squatters = [name]
             return unit.raw
         if statement not in server.statements.named:
             self.worker.counters.reparses += 1
@@ -1016,8 +1046,17 @@ class Client(asyncio.Protocol):
         if not self.closed:
             self.transport.write(data)
 
-    def parameter_changed(self, server: Server, name: str, value: str) -> bool:
-        """A ParameterStatus came with an answer: the session's own doing, seen or unseen."""
+    def parameter_changed(self, server: Server, owed: Owed | None, name: str, value: str) -> str | None:
+        """A ParameterStatus came with an answer: the session's own doing, seen or unseen.
+
+        Returns the value to be shown, or None to show nothing. A reset on the server goes back to the
+        server's login, but the client's own startup setting is put in its place right behind.
+        """
+        unit = owed.classified[0] if owed is not None and owed.classified else None
+        if isinstance(unit, Unit) and unit.resets and name in self._greeted and value == server.at_login.get(name):
+            value = self._greeted[name]
+            if self.shown.get(name) == value:
+                return None
         self.shown[name] = value
         if name in ("client_encoding", "standard_conforming_strings"):
             self._readable = readable(self.shown)
@@ -1026,19 +1065,28 @@ class Client(asyncio.Protocol):
         elif name not in _NOT_SETTINGS:
             self._touched |= Effect.SET
             self._touched_names.add(name.lower())
-        return True
+        return value
 
     def copy_in_began(self, owed: Owed) -> None:
         """The server wants copy data. A Sync that went out with the batch is lost on it."""
+        if self._copy_ended:
+            return  # its data had been sent ahead
         self._copy_in = True
         self._resync = owed.extended and owed.complete
         self._gate = True
+        if self._awaiting_copy:
+            self._awaiting_copy = False
+            self._barrier = False
+            self.worker.loop.call_soon(self._resume)
 
     def unit_failed(self, server: Server, owed: Owed, fields: dict[str, str], first: bool) -> bool:
         """An ErrorResponse is on its way to the client; whether it is to be passed on."""
         self._copy_in = False
         if owed is self._open:
             self._batch_failed = True
+            if self._barrier or self._held_back:
+                self._awaiting_copy = self._barrier = False
+                self.worker.loop.call_soon(self._resume)
             self._held_back = b""
             self._out.clear()
         if owed is self._reads or owed is self._writes:
@@ -1102,6 +1150,8 @@ class Client(asyncio.Protocol):
             if isinstance(unit, Unit) and unit.named and self._parsing:
                 self._parsing -= 1
         self._copy_in = False
+        self._copy_ended = False
+        self._awaiting_copy = False
         self._resync = False
         if owed.retry is not None:
             owed.retry()
@@ -1237,6 +1287,8 @@ class Client(asyncio.Protocol):
             self.worker.counters.pins += 1
         self.state = server.state = state
         self.pins = answer.pins
+        if Effect.PREPARE in effects:
+            self.names.sql = {name.encode("utf-8", "surrogateescape") for name in answer.prepared}
         self._continue(server)
 
     def _continue(self, server: Server) -> None:
@@ -1374,6 +1426,8 @@ class Client(asyncio.Protocol):
             self.server.resume()
 
     def eof_received(self) -> bool:
+        # At once, not when the transport has closed: a waiter that left must not be given a server.
+        self._leave(abrupt=True)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

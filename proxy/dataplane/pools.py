@@ -261,7 +261,7 @@ class ServerPool:
                 link,
                 tls_mode(worker.config, self.node),
                 worker.credentials(self, view),
-                {"database": self.database, "application_name": "pgtrident"},
+                {"database": self.database},
                 loop=worker.loop,
                 deadline=worker.loop.time() + link.connect_timeout,
             )
@@ -281,6 +281,7 @@ class ServerPool:
         server = Server(self, worker.states.empty, worker.config.pool.max_prepared_statements)
         server.transport = dialled.transport
         server.parameters = dialled.parameters
+        server.at_login = dict(dialled.parameters)
         server.pid = dialled.pid
         server.key = dialled.key
         server.address = dialled.address
@@ -368,7 +369,7 @@ class ServerPool:
             self.pools.worker.suspect(self.node, "reset")
         self.close(server, server.closing_reason or "the connection was lost")
         if owner is not None:
-            owner.server_lost(server, False)
+            owner.server_lost(server, server.fatal)
 
     def close(self, server: Server, reason: str) -> None:
         """The one door by which a server ends."""
@@ -449,11 +450,13 @@ class Pools:
             if pool.key == key:
                 pool.state.limit = permits
                 self._shrink(pool)
+        while self._held(key) > permits and key not in (p.key for p in self.all.values()):
+            if not self._evict(None, None if key == "total" else key.removeprefix("node:")):
+                break
+        self._give_back(key)
+        for pool in self.all.values():
+            if pool.state.waiting:
                 pool.open_more()
-        if key.startswith("node:") or key == "total":
-            for pool in self.all.values():
-                if pool.state.waiting:
-                    pool.open_more()
 
     def _shrink(self, pool: ServerPool) -> None:
         """Close idle servers beyond the limit; busy ones go when they are free."""
@@ -471,8 +474,21 @@ class Pools:
 
     def freed(self, pool: ServerPool) -> None:
         """A server's socket is closed: what was held beyond a grant goes back."""
-        if self.worker.workers > 1 and pool.key in self.granted:
-            self.worker.give_back(pool.key, pool.state.size)
+        for key in (pool.key, f"node:{pool.node}", "total"):
+            self._give_back(key)
+
+    def _give_back(self, key: str) -> None:
+        """Say how much of a granted limit is still held; the rest is free for others."""
+        granted = self.granted.get(key)
+        if granted is not None and self.worker.workers > 1:
+            self.worker.give_back(key, max(granted, self._held(key)))
+
+    def _held(self, key: str) -> int:
+        if key == "total":
+            return self._count(None)
+        if key.startswith("node:"):
+            return self._count(key.removeprefix("node:"))
+        return sum(pool.state.size for pool in self.all.values() if pool.key == key)
 
     def may_open(self, pool: ServerPool) -> bool:
         """Whether node and total limits leave room, closing somebody's idle server if need be."""
@@ -495,7 +511,7 @@ class Pools:
     def _count(self, node: str | None) -> int:
         return sum(p.state.size for p in self.all.values() if node is None or p.node == node)
 
-    def _evict(self, wants: ServerPool, node: str | None) -> bool:
+    def _evict(self, wants: ServerPool | None, node: str | None) -> bool:
         """Close the idle server that has been idle longest in another pool."""
         oldest: Server | None = None
         for pool in self.all.values():
@@ -584,6 +600,8 @@ class Pools:
         config = self.worker.config
         for pool in self.all.values():
             settings = self.worker.settings_for(pool.database, pool.user)
+            if settings.pool_size != pool.size and pool.key in self.granted and self.worker.workers > 1:
+                self.worker.ask_permits(pool.key, 0, settings.pool_size)
             pool.size = settings.pool_size
             pool.state.limit = self.permits(pool.key, pool.size)
             pool.state.max_waiting = config.pool.max_waiting

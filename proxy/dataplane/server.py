@@ -40,7 +40,7 @@ class Sink(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def unit_done(self, server: Server, owed: Owed, status: int) -> None: ...
-    def parameter_changed(self, server: Server, name: str, value: str) -> bool: ...
+    def parameter_changed(self, server: Server, owed: Owed | None, name: str, value: str) -> str | None: ...
     def copy_in_began(self, owed: Owed) -> None: ...
     def batch_settled(self, owed: Owed) -> None: ...
     def unit_failed(self, server: Server, owed: Owed, fields: dict[str, str], first: bool) -> bool: ...
@@ -106,6 +106,7 @@ class Server(asyncio.Protocol):
         "_paused",
         "_size",
         "abandoned_at",
+        "at_login",
         "address",
         "busy_since",
         "cancelling",
@@ -114,6 +115,7 @@ class Server(asyncio.Protocol):
         "created",
         "dirty",
         "expires",
+        "fatal",
         "generation",
         "idle_since",
         "key",
@@ -145,6 +147,8 @@ class Server(asyncio.Protocol):
         """The client that ran unseen code here: custom settings may be left that no question can list."""
         self.status = IDLE
         self.parameters: dict[str, str] = {}
+        self.at_login: dict[str, str] = {}
+        """Reported parameters as they were after the login."""
         self.pid = 0
         self.key = b""
         self.address: Address | None = None
@@ -156,6 +160,8 @@ class Server(asyncio.Protocol):
         self.abandoned_at = 0.0
         self.dirty = False
         """A client left state behind that must be discarded before anybody else comes."""
+        self.fatal = False
+        """The node has said FATAL: its end of the connection is announced."""
         self.retired = False
         self.closed = False
         self.closing_reason = ""
@@ -266,13 +272,14 @@ class Server(asyncio.Protocol):
             if end > n:
                 break
             drop = False
+            instead = b""
             if kind == 0x53:
-                name, value = parse.parameter_status(chunk[pos + 5 : end])
-                drop = not self._parameter(sink, name, value)
+                message = chunk[pos:end]
+                instead = self._parameter(sink, head, message)
+                drop = instead != message
             elif kind == 0x45:
                 head.failed = True
-                fields = parse.error_fields(chunk[pos + 5 : end])
-                self.pool.error_seen(self, fields)
+                fields = self._error(chunk[pos + 5 : end])
                 drop = not sink.unit_failed(self, head, fields, first and pos == 0)
             elif kind == 0x47:
                 sink.copy_in_began(head)
@@ -282,6 +289,7 @@ class Server(asyncio.Protocol):
                 if edited is None:
                     edited = []
                 edited.append(chunk[kept:pos])
+                edited.append(instead)
                 kept = end
             pos = end
         if edited is None:
@@ -291,14 +299,24 @@ class Server(asyncio.Protocol):
         edited.append(chunk[kept:])
         return b"".join(edited)
 
-    def _parameter(self, sink: Sink | None, name: str, value: str) -> bool:
-        """Note a ParameterStatus; whether the client is to see it."""
+    def _error(self, body: bytes) -> dict[str, str]:
+        """Note an ErrorResponse; its fields."""
+        fields = parse.error_fields(body)
+        if fields.get("V", fields.get("S")) in ("FATAL", "PANIC"):
+            self.fatal = True
+        self.pool.error_seen(self, fields)
+        return fields
+
+    def _parameter(self, sink: Sink | None, owed: Owed | None, message: bytes) -> bytes:
+        """Note a ParameterStatus; the message that the client is to see, or nothing."""
+        name, value = parse.parameter_status(message[5:])
         self.parameters[name] = value
-        if sink is None:
-            return False
-        if name in NODE_VIEW and not self.pool.is_primary():
-            return False
-        return sink.parameter_changed(self, name, value)
+        if sink is None or (name in NODE_VIEW and not self.pool.is_primary()):
+            return b""
+        shown = sink.parameter_changed(self, owed, name, value)
+        if shown is None:
+            return b""
+        return message if shown == value else build.parameter_status(name, shown)
 
     def _special(self, head: Owed, chunk: bytes, within: int) -> None:
         """A chunk of an answer that is edited, collected or thrown away."""
@@ -309,11 +327,9 @@ class Server(asyncio.Protocol):
             if kind == 0x45:
                 head.failed = True
                 if head.error is None:
-                    head.error = parse.error_fields(body)
-                    self.pool.error_seen(self, head.error)
+                    head.error = self._error(body)
             elif kind == 0x53:
-                name, value = parse.parameter_status(body)
-                self._parameter(None, name, value)
+                self._parameter(None, None, build.message(b"S", body))
             elif kind == 0x47:
                 # The owner has gone (or never was): end the copy without its data.
                 self.transport.write(build.copy_fail("client connection lost") + (build.SYNC if head.extended else b""))
@@ -342,10 +358,10 @@ class Server(asyncio.Protocol):
                 # Whatever is still owed was skipped by the server.
                 pass
             elif kind == 0x53:
-                show = self._parameter(sink, *parse.parameter_status(chunk[pos + 5 : end]))
+                out.append(self._parameter(sink, head, chunk[pos:end]))
+                show = False
             elif kind == 0x45:
-                fields = parse.error_fields(chunk[pos + 5 : end])
-                self.pool.error_seen(self, fields)
+                fields = self._error(chunk[pos + 5 : end])
                 show = sink.unit_failed(self, head, fields, not head.started and not out)
                 if head.at < len(steps):
                     self._step_failed(head, steps[head.at])
@@ -455,12 +471,10 @@ class Server(asyncio.Protocol):
         out: list[bytes] = []
         for kind, body in _messages(data[pos:end], 0):
             if kind == 0x53:
-                name, value = parse.parameter_status(body)
-                if self._parameter(owner, name, value):
-                    out.append(build.message(b"S", body))
+                out.append(self._parameter(owner, None, build.message(b"S", body)))
             elif kind == 0x45:
                 fatal = True
-                self.pool.error_seen(self, parse.error_fields(body))
+                self._error(body)
                 out.append(build.message(b"E", body))
             elif kind == 0x4E or kind == 0x41:
                 out.append(build.message(bytes((kind,)), body))

@@ -98,6 +98,7 @@ class Worker:
         self.classify: Callable[[bytes], Classification] = self._classifier.classify
         self.router = Router(self.snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
         self.pools = Pools(self)
+        self.pools.granted.update(setup.permits)
         self.capabilities = Capabilities(self)
         self.clients: dict[int, Client] = {}
         self._relays = 0

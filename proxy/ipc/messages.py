@@ -106,11 +106,14 @@ class Grant(msgspec.Struct, tag="grant"):
 
 
 class GiveBack(msgspec.Struct, tag="give_back"):
-    """Worker to controller: permits no longer held (their servers' sockets are closed)."""
+    """Worker to controller: permits no longer held. Sent after every Grant, and whenever one more server
+    beyond the grant is closed (its socket, that is)."""
 
     worker: int
     key: str
     count: int
+    """How many it still holds: its grant as it knows it or, while more servers are open, their number. A total,
+    so that one lost or sent before a lower grant came does no harm."""
 
 
 class ReportRequest(msgspec.Struct, tag="report_request"):

@@ -17,7 +17,7 @@ Owns who holds what; must not open or close anything. Pure: the moment is an arg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -25,6 +25,7 @@ HUNGRY_FOR = 1.0
 """Seconds that a wish counts."""
 BUSY_FOR = 10.0
 """Seconds after its last wish in which a worker is taken to need all it holds."""
+MAX_KEYS = 10_000
 TURN = 0.25
 """Seconds after which the only permit is passed on to the next hungry worker."""
 
@@ -69,7 +70,7 @@ class _Key:
 class Broker:
     """The permits of all keys that any worker ever asked for.
 
-    Bounded by the keys that workers have pools for; `forget` drops those of pools that are gone.
+    At most `MAX_KEYS`: what comes over that stays with its first shares.
     """
 
     def __init__(self, workers: int) -> None:
@@ -105,6 +106,8 @@ class Broker:
 
     def ask(self, worker: int, key: str, count: int, limit: int, now: float) -> list[Granted]:
         """A worker is starved of `count` permits, and says what the key's limit is."""
+        if key not in self._keys and len(self._keys) >= MAX_KEYS:
+            return []
         state = self._key(key, limit)
         holder = state.holders[worker]
         holder.wish = count
@@ -112,13 +115,13 @@ class Broker:
             holder.asked = now
         return self._settle(key, state, now)
 
-    def give_back(self, worker: int, key: str, count: int, now: float) -> list[Granted]:
-        """A worker has closed `count` servers that were above its grant."""
+    def give_back(self, worker: int, key: str, holds: int, now: float) -> list[Granted]:
+        """A worker still holds `holds`: the grant that it knew when it said so or, if more, its open servers."""
         state = self._keys.get(key)
         if state is None:
             return []
         holder = state.holders[worker]
-        holder.held = max(holder.granted, holder.held - count)
+        holder.held = max(holder.granted, min(holder.held, holds))
         return self._settle(key, state, now)
 
     def tick(self, now: float) -> list[Granted]:
@@ -128,11 +131,6 @@ class Broker:
     def hungry(self, now: float) -> bool:
         """Whether any wish is open."""
         return any(self._starved(h, now) for state in self._keys.values() for h in state.holders.values())
-
-    def forget(self, keep: Iterable[str]) -> None:
-        """Drop the keys that are not in `keep` (their pools are gone on all workers)."""
-        wanted = set(keep)
-        self._keys = {k: v for k, v in self._keys.items() if k in wanted}
 
     def held(self, key: str) -> dict[int, int]:
         """What each worker may hold now, at most; for console and tests."""

@@ -102,17 +102,26 @@ class ServerStatements:
 
 
 class ClientStatements:
-    """A client's own names. `described` are names whose description the client may have kept."""
+    """A client's own names.
 
-    __slots__ = ("described", "named", "unnamed")
+    Attributes:
+        named: made by Parse; servers know them by other names.
+        sql: made by SQL PREPARE, on the server that the client is pinned to, under these very names.
+        described: names whose description the client may have kept.
+        unnamed: the unnamed statement, if there is one.
+    """
+
+    __slots__ = ("described", "named", "sql", "unnamed")
 
     def __init__(self) -> None:
         self.named: dict[bytes, Statement] = {}
         self.described: set[bytes] = set()
+        self.sql: set[bytes] = set()
         self.unnamed: Statement | None = None
 
     def clear(self) -> None:
         self.named.clear()
+        self.sql.clear()
         self.described.clear()
         self.unnamed = None
 
@@ -198,6 +207,8 @@ class Compiler:
             self._texts[b""] = statement
             raw = op.raw if statement.sql == op.sql else statement.parse(b"")
             return raw, [Pending(Step.PARSE, b"", statement)]
+        if op.name in self._client.sql and not self._dropped:
+            return op.raw, [Pending(Step.PARSE)]
         if self.lookup(op.name) is not None:
             # The client has this name: PostgreSQL refuses (42P05, or 42601 first). It must do so in
             # its own words, so the name itself is put there for it to stumble over.

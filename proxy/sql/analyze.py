@@ -1,8 +1,11 @@
 """The second witness: what sqlglot makes of a statement that the grammar takes for a read.
 
 Owns all use of sqlglot and is its only importer. It never decides alone: `classify` takes the safer of two
-opinions, and this one may also be that it can't read the text. Called for texts of at most MAX_TEXT bytes,
-since sqlglot costs 40-300 us for usual ones and far more for long ones.
+opinions, and this one may also be that it can't read the text.
+
+It is asked only about texts that cost it little: 40-300 us for usual ones. Its time doubles with each level
+of brackets behind a type's name or ARRAY, as in date(date(x)) (it tries a type first, then a function), grows
+with the cube of a row of subscripts, and with the square of other nesting. So a budget comes first.
 """
 
 from __future__ import annotations
@@ -14,13 +17,20 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 
-from proxy.sql.lexical import tokens
+from .lexical import tokens
 
 MAX_TEXT = 2048
+MAX_TOKENS = 800
+"""Tokens, doubled for each level of nested type brackets."""
+MAX_NESTING = 30
+MAX_SUBSCRIPTS = 20
 
 # It warns of every statement that it keeps as plain text; that is an opinion here, not an event.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
+_TYPE_WORDS = frozenset(
+    word.lower() for word, token in Postgres.Tokenizer.KEYWORDS.items() if token in Postgres.Parser.TYPE_TOKENS
+) | {"array"}
 _ROOTS = (exp.Select, exp.SetOperation, exp.Values, exp.Subquery)
 _WRITES = (exp.DML, exp.Into, exp.Lock, exp.DDL, exp.Command, exp.Set, exp.Transaction, exp.Commit, exp.Rollback)
 _AGGREGATES = (exp.AggFunc, exp.Window, exp.Group)
@@ -38,8 +48,13 @@ class Opinion(StrEnum):
 
 def opinion(text: str) -> Opinion:
     """Return sqlglot's opinion of one statement; never raises."""
+    if len(text) > MAX_TEXT:
+        return Opinion.NONE
+    readable = prepared(text)
+    if readable is None:
+        return Opinion.NONE
     try:
-        trees = sqlglot.parse(spaced(text), read=Postgres)
+        trees = sqlglot.parse(readable, read=Postgres)
         tree = next((tree for tree in trees if tree is not None), None)
         if not isinstance(tree, _ROOTS):
             return Opinion.NONE
@@ -55,15 +70,33 @@ def opinion(text: str) -> Opinion:
     return Opinion.ANALYTIC if aggregates else Opinion.READ
 
 
-def spaced(text: str) -> str:
-    """Put a space behind each parameter: sqlglot's tokeniser can't read `$1,$2` without one."""
-    if "$" not in text:
-        return text
+def prepared(text: str) -> str | None:
+    """Return the text as sqlglot can read it, or None if that would cost too much.
+
+    A space is put behind each parameter: its tokeniser can't read `$1,$2` without one.
+    """
     pieces: list[str] = []
-    done = 0
-    for kind, _, end in tokens(text):
+    done = count = subscripts = typed = most_typed = 0
+    open_brackets: list[bool] = []
+    after_type = False
+    for kind, start, end in tokens(text):
+        count += 1
+        mark = text[start]
         if kind == "param":
             pieces += text[done:end], " "
             done = end
+        elif kind == "other":
+            if mark in "([":
+                open_brackets.append(after_type)
+                typed += after_type
+                subscripts += mark == "["
+                most_typed = max(most_typed, typed)
+            elif mark in ")]" and open_brackets:
+                typed -= open_brackets.pop()
+        if count > MAX_TOKENS or len(open_brackets) > MAX_NESTING or subscripts > MAX_SUBSCRIPTS:
+            return None
+        after_type = kind in ("word", "quoted") and text[start:end].strip('"').lower() in _TYPE_WORDS
+    if count << most_typed > MAX_TOKENS:
+        return None
     pieces.append(text[done:])
     return "".join(pieces)

@@ -9,7 +9,7 @@ and goes to the primary. `tests/integration` runs every safe one on a real stand
 Called by `sql.verdicts`.
 """
 
-from proxy.sql.model import names
+from .model import names
 
 SAFE = names(
     """

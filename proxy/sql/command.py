@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from proxy.sql.classify import classify
-from proxy.sql.model import Classification, Effect
+from .classify import classify
+from .model import Classification, Effect
 
 
 def main(lines_in: Iterable[str], lines_out: TextIO) -> int:

@@ -13,24 +13,27 @@ from typing import Any
 
 import pgparse
 
-from proxy.sql.model import names
+from .model import names
 
 Tree = dict[str, Any]
 
 READ_NODES = names(
     """
-    A_ArrayExpr A_Const A_Expr A_Indices A_Indirection A_Star BitString BoolExpr Boolean BooleanTest CTECycleClause
-    CTESearchClause CaseExpr CaseWhen CoalesceExpr CollateClause ColumnDef ColumnRef CommonTableExpr Float FuncCall
-    GroupingFunc GroupingSet Integer JoinExpr JsonAggConstructor JsonArgument JsonArrayAgg JsonArrayConstructor
+    A_ArrayExpr A_Expr A_Indices A_Indirection BoolExpr BooleanTest CTECycleClause
+    CTESearchClause CaseExpr CaseWhen CoalesceExpr CollateClause ColumnDef CommonTableExpr FuncCall
+    GroupingFunc GroupingSet JoinExpr JsonAggConstructor JsonArgument JsonArrayAgg JsonArrayConstructor
     JsonArrayQueryConstructor JsonBehavior JsonFuncExpr JsonIsPredicate JsonKeyValue JsonObjectAgg
     JsonObjectConstructor JsonOutput JsonParseExpr JsonReturning JsonScalarExpr JsonSerializeExpr JsonTable
-    JsonTableColumn JsonTablePathSpec JsonValueExpr List MinMaxExpr NamedArgExpr NullTest ParamRef RangeFunction
+    JsonTableColumn JsonTablePathSpec JsonValueExpr List MinMaxExpr NamedArgExpr NullTest RangeFunction
     RangeSubselect RangeTableFunc RangeTableFuncCol RangeTableSample RangeVar ResTarget RowExpr SQLValueFunction
-    SelectStmt SortBy String SubLink TypeCast TypeName WindowDef WithClause XmlExpr XmlSerialize
+    SelectStmt SortBy SubLink TypeCast TypeName WindowDef WithClause XmlExpr XmlSerialize
     """
 )
-"""What a plain read is made of; a node of any other kind is not known to be harmless."""
+"""What a plain read is made of, besides _LEAVES and column references; a node of any other kind is not
+known to be harmless."""
 
+_LEAVES = frozenset({"String", "A_Const", "A_Star", "ParamRef", "Integer", "Float", "Boolean", "BitString"})
+"""Harmless, and nothing is below them."""
 _RELATION_FIELDS = frozenset({"RangeVar", "relation", "rel", "view", "sequence", "typevar"})
 _OPERATOR_FIELDS = {"A_Expr": "name", "SubLink": "operName", "SortBy": "useOp"}
 _JSON_AGGREGATES = frozenset({"JsonArrayAgg", "JsonObjectAgg"})
@@ -121,7 +124,12 @@ def survey(tree: Any) -> Survey:
             continue
         for key, child in value.items():
             kind = type(child)
-            if kind is not dict and kind is not list:
+            if (kind is not dict and kind is not list) or key in _LEAVES:
+                continue
+            if key == "ColumnRef":
+                last = child["fields"][-1].get("String")
+                if last:
+                    seen.columns.add(last["sval"])
                 continue
             stack.append(child)
             seen.nodes.add(key)
@@ -131,10 +139,6 @@ def survey(tree: Any) -> Survey:
             elif key in _RELATION_FIELDS:
                 if kind is dict and "relname" in child:
                     seen.relations.append((child.get("schemaname", ""), child["relname"]))
-            elif key == "ColumnRef":
-                last = child["fields"][-1].get("String")
-                if last:
-                    seen.columns.add(last["sval"])
             elif key in _OPERATOR_FIELDS:
                 name = child.get(_OPERATOR_FIELDS[key])
                 if name:

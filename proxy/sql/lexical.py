@@ -15,7 +15,8 @@ from collections.abc import Iterator
 MAX_NESTING = 200
 MAX_CHAIN = 500
 MAX_PARTS = 1500
-"""Commas, brackets and operator characters in a text: a tree of so many parts takes a parser 3-5 ms."""
+"""Commas, semicolons, brackets and operator characters in a text: a tree of so many parts takes a parser 3-5 ms."""
+MAX_TOKENS = 2500
 SHORT = 400
 """A text of fewer characters can hold neither that nesting (closed) nor that chain: it isn't scanned."""
 
@@ -37,7 +38,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
-_PARTS = b",([=+-*/<>|.&~!@#%^:`?"
+_PARTS = b",;([=+-*/<>|.&~!@#%^:`?"
 _LINKS = frozenset({"union", "intersect", "except", "join"})
 _CHAINED = frozenset({"not", "is", "isnull", "notnull", "collate"})
 
@@ -126,15 +127,18 @@ def too_many_parts(sql: bytes) -> bool:
     return len(sql) > MAX_PARTS and len(sql) - len(sql.translate(None, _PARTS)) > MAX_PARTS
 
 
-def too_deep(text: str) -> bool:
-    """Whether the text nests deeper than MAX_NESTING or chains operators longer than MAX_CHAIN.
+def trouble(text: str) -> str:
+    """Return "too_deep" or "too_complex" if parsers must not get the text, else "".
 
-    Parsers recurse on both. AND, OR and commas make flat lists and so end a chain.
+    It is too deep if it nests deeper than MAX_NESTING or chains operators longer than MAX_CHAIN, since
+    parsers recurse on both. AND, OR and commas make flat lists and so end a chain.
     """
     if len(text) < SHORT:
-        return False
+        return ""
     depth = chain = links = 0
-    for kind, start, end in tokens(text):
+    for count, (kind, start, end) in enumerate(tokens(text)):
+        if count > MAX_TOKENS:
+            return "too_complex"
         if kind == "operator":
             chain += 1
         elif kind == "other":
@@ -160,5 +164,30 @@ def too_deep(text: str) -> bool:
             elif word in _LINKS:
                 links += 1
         if depth > MAX_NESTING or chain > MAX_CHAIN or links > MAX_CHAIN:
-            return True
-    return False
+            return "too_deep"
+    return ""
+
+
+_FOLD = bytes.maketrans(b"123456789", b"000000000")
+_FOLDABLE = re.compile(
+    rb"""(?x)
+    (?: [^0-9'"$\\/\-A-Za-z_\x80-\xff] | -(?!-) | /(?!\*)   # punctuation that opens no comment
+      | [A-Za-z_\x80-\xff]+ (?![0-9'$"])                     # a word without digits, not E'', U&"" ...
+      | [0-9]+ (?: \.[0-9]* )? (?![A-Za-z_$\x80-\xff.])       # a number that runs into no word
+      | '(?: [^'\\] | '' )*' (?!')                            # a plain quoted literal
+      | "[^"0-9]*"                                            # a quoted name without digits
+    )*+
+    """
+)
+_FOLDED_MAX = 2048
+
+
+def folded(sql: bytes) -> bytes:
+    """The text with all digits made alike: the key by which texts that differ in numbers meet. 0.15 us."""
+    return sql.translate(_FOLD)
+
+
+def is_foldable(sql: bytes) -> bool:
+    """Whether each digit of the text lies in a number or a plain quoted literal, so that any text with
+    the same `folded` form has the same tokens but for the values of those."""
+    return len(sql) <= _FOLDED_MAX and _FOLDABLE.fullmatch(sql) is not None

@@ -7,8 +7,8 @@ safe side, from DuckDB as the usual columnar node. Called by `verdicts`.
 
 from __future__ import annotations
 
-from proxy.sql.grammar import Survey
-from proxy.sql.model import names
+from .grammar import Survey
+from .model import names
 
 FUNCTIONS = names(
     """

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.sql import builtins, portable
-from proxy.sql.grammar import READ_NODES, Survey, Tree, constant, mentions_temp, survey
-from proxy.sql.model import Class, Effect, names
+from . import builtins, portable
+from .grammar import READ_NODES, Survey, Tree, constant, mentions_temp, survey
+from .model import Class, Effect, names
 
 RANK = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
 """Strength: of several classes the highest counts."""
@@ -130,7 +130,7 @@ def _copy(body: Tree) -> Verdict:
             verdict.cls = Class.READ
     else:
         verdict = Verdict("copy", Class.WRITE if query else Class.READ)
-        _weigh_uses(verdict, survey(body))
+        _weigh_uses(verdict, survey(query or {"relation": body["relation"]}))
     verdict.kind = "copy"
     if verdict.cls is Class.READ:
         verdict.reason = "copy_to"
@@ -345,7 +345,7 @@ def _weigh_set_config(verdict: Verdict, arguments: list[Tree]) -> None:
     if is_local is True:
         return
     if isinstance(name, str):
-        _weigh_setting(verdict, name, value if isinstance(value, str) else "pg_temp")
+        _weigh_setting(verdict, name, value if isinstance(value, str) else "")
     else:
         verdict.effects |= Effect.SET_ANY
 

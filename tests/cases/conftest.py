@@ -42,7 +42,7 @@ class Secure:
             "nodes": {"primary": {"host": "localhost", "port": self.server.port}},
             "databases": {"*": {}},
             "users": {USER: {"password": PASSWORD}},
-            "health": {"user": USER, "password": PASSWORD, "interval": 1.0},
+            "health": {"user": USER, "password": PASSWORD, "interval": 1.0, "timeout": 0.8},
         }
 
     def context(self) -> ssl.SSLContext:

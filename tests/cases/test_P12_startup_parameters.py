@@ -7,6 +7,8 @@ import pytest
 from ..support.rawpg import B, E, P, Q, S, startup_message
 from ..support.target import Target
 
+NULL, EMPTY = (f"T[current_setting] D[{value}] C[SELECT 1] ZI" for value in ("null", ""))
+
 
 def test_search_path_per_client(target: Target) -> None:
     one = target.client(pool=1, options="-c search_path=tenant_a -c statement_timeout=5s")
@@ -39,14 +41,17 @@ def test_search_path_per_client(target: Target) -> None:
     ],
 )
 def test_options_spelling(target: Target, options: str, want: dict[str, str]) -> None:
+    target.compare = False
     one, two = target.client(pool=1, options=options), target.client(pool=1)
     for name, value in want.items():
         assert one.value(f"SHOW {name}") == value
     assert two.value("SHOW work_mem") == "4MB"
-    assert two.query("SHOW my.setting").startswith("E[42704]") or "my.setting" not in want
+    # On a server that has seen the name it is empty: PostgreSQL keeps the name after RESET.
+    assert two.query("SELECT current_setting('my.setting', true)") in (NULL, EMPTY)
 
 
 def test_more_settings(target: Target) -> None:
+    target.compare = False
     other = target.client(pool=1)
     one = target.client(pool=1, extra_float_digits="0")
     assert one.value("SELECT 0.1::float8 + 0.2::float8") == "0.3"
@@ -69,7 +74,8 @@ def test_more_settings(target: Target) -> None:
     ],
 )
 def test_refused(target: Target, params: dict[str, str], code: str) -> None:
-    """With PostgreSQL's code, at login; a later client is not hurt."""
+    """With PostgreSQL's code, at login (before or after AuthenticationOk); a later client is not hurt."""
+    target.compare = False
     one = target.open()
     one.login(target.params(pool=1, **params))
     assert [str(r) for r in one.log[-2:]] == [f"E[FATAL {code}]", "EOF"]
@@ -107,11 +113,14 @@ def test_database_defaults_to_user(target: Target) -> None:
 
 
 def test_unknown_database(target: Target) -> None:
+    target.compare = False
     one = target.open()
     assert one.login({"user": "pool1", "database": "nowhere"}).endswith("E[FATAL 3D000] EOF")
 
 
 def test_long_and_odd_values(target: Target) -> None:
+    # PostgreSQL sends a notice that the name is cut.
+    target.compare = False
     one = target.client(pool=1, application_name="n" * 100, client_encoding="LATIN1", TimeZone="Asia/Tokyo")
     other = target.client(pool=1)
     assert one.status["application_name"] == "n" * 63

@@ -21,11 +21,6 @@ def greeting(target: Target, version: int, **params: str) -> tuple[Wire, list[st
     return wire, replies[: replies.index("R0")]
 
 
-def granted(negotiation: str) -> int:
-    """The minor version: PostgreSQL before 18 sends it alone, later ones with the major in the high half."""
-    return int(negotiation[2:].rstrip("]").split(",")[0]) & 0xFFFF
-
-
 def test_3_0_is_not_negotiated(target: Target) -> None:
     wire, first = greeting(target, PROTOCOL_3_0)
     assert first == []
@@ -54,8 +49,7 @@ def test_grease(target: Target) -> None:
     replies = wire.login({**target.params(), **options}, version=GREASE).split(" ")
     target.compare = False
     assert replies[-1] == "ZI"
-    assert replies[0].endswith(",_pq_.test_protocol_negotiation]")
-    assert granted(replies[0]) == (0 if target.name == DIRECT else 2)
+    assert replies[0] == f"v[{0 if target.name == DIRECT else 2},_pq_.test_protocol_negotiation]"
     assert [r[0] for r in replies].count("v") == 1
     assert wire.value("SELECT 1") == "1"
 
@@ -81,9 +75,9 @@ def test_unknown_major(target: Target, version: int) -> None:
     target.compare = False
     wire = target.open()
     replies = wire.send(startup_message(target.params(), version)).until("EOF")
-    if version == 0x20000 and target.name == DIRECT:
-        # The answer to such an old client is in its own form: 'E' and a zero-terminated text.
-        assert replies[-1].kind in ("EOF", "...")
+    if version < PROTOCOL_3_0 and target.name == DIRECT:
+        # Such an old client is answered in its own form, which has no length.
+        assert replies[-1].kind == "EOF"
         return
     assert show(replies) == "E[FATAL 0A000] EOF"
     assert replies[0].fields["M"].startswith("unsupported frontend protocol")

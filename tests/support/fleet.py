@@ -54,9 +54,13 @@ class Fleet:
         else:
             name = f"case{next(self._numbers)}"
             self.primary.query(f"CREATE DATABASE {name}")
+        self.refill(name)
+        return name
+
+    def refill(self, name: str) -> None:
+        """Put the database back to the fixture."""
         self.primary.query(RESET + FIXTURE.read_text(), dbname=name)
         self.caught_up()
-        return name
 
     def give_back_database(self, name: str) -> None:
         """End what is connected to it on any node, and keep it for another test: making one anew takes

@@ -152,6 +152,12 @@ class Proxy:
         self._finish()
         return code
 
+    def faults(self) -> list[str]:
+        """Stop it; an exit code other than 0, and what must never be in a log."""
+        code = self.stop()
+        found = [f"{self.log_file}: {line}" for line in self.lines if "Traceback" in line]
+        return found + ([f"{self.log_file}: exit code {code}"] if code else [])
+
     def kill(self) -> None:
         """Kill -9 of all its processes."""
         with contextlib.suppress(ProcessLookupError):
@@ -184,4 +190,6 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        faults = self.faults()
+        if kind is None and faults:
+            raise ProxyFailed("\n".join(faults))

@@ -198,7 +198,8 @@ class Reply:
             case "d":
                 return f"d[{self.body.decode(errors='replace')}]"
             case "v":
-                minor = struct.unpack_from("!i", self.body)[0]
+                # The whole version, or its minor part alone: both are in use.
+                minor = struct.unpack_from("!i", self.body)[0] & 0xFFFF
                 names = self.body[8:].split(b"\0")[:-1]
                 return "v[" + ",".join([str(minor), *(n.decode() for n in names)]) + "]"
             case _:

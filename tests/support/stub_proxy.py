@@ -56,7 +56,7 @@ class StubProxy:
         except TimeoutError:
             self.process.kill()
             raise
-        await self._reader
+        await asyncio.wait_for(self._reader, PATIENCE)
 
     async def _read(self) -> None:
         assert self.process.stderr is not None

@@ -7,14 +7,17 @@ import threading
 
 import pytest
 
-from proxy.controlplane.freshness import MAX_CLAIMS, Progress, record_end
+from proxy.config.schema import Config
+from proxy.controlplane.freshness import MAX_CLAIMS, Progress, Sampler, record_end
+from proxy.controlplane.link import Opened
 from proxy.controlplane.probes import lsn_of, seen_in
 from proxy.controlplane.resolve import Resolver, literal
 from proxy.errors import NodeFailure, NodeRefused
 from proxy.health.table import Seen
+from proxy.testing import FakeClock
 from proxy.topology.compile import compile_snapshot, content
 from proxy.topology.model import Health, Role
-from proxy.topology.snapshot import Address, NodeView
+from proxy.topology.snapshot import Address, Freshness, NodeView, Snapshot
 
 
 @pytest.mark.parametrize(
@@ -138,3 +141,24 @@ async def test_a_hanging_lookup_takes_one_thread_and_no_time() -> None:
     hang.set()
     assert await waiting == (Address("10.0.0.2", 1),)
     resolver.stop()
+
+
+def test_a_copy_that_joins_takes_sureness_back() -> None:
+    clock = FakeClock()
+    published: list[Freshness] = []
+
+    async def dial(*_: object) -> Opened:
+        raise AssertionError
+
+    sampler = Sampler(lambda: None, Config, dial, published.append, clock)
+    before = Snapshot(epoch=1, primary="p", replicas=("r1",), columnar=("c1",))
+    for progress in (sampler._replicas, sampler._columnar):
+        progress.claim(5, 1)
+        progress.reach(1)
+    assert not sampler.topology_changed(before, Snapshot(epoch=1, primary="p", replicas=(), columnar=("c1",)))
+    assert sampler.freshness == Freshness(replicas_ns=5, columnar_ns=5)
+    joined = Snapshot(epoch=1, primary="p", replicas=("r1", "r2"), columnar=("c1",))
+    assert sampler.topology_changed(before, joined)
+    assert sampler.freshness == Freshness(replicas_ns=0, columnar_ns=5)
+    assert sampler.topology_changed(joined, Snapshot(epoch=2, primary="r1", replicas=("r2",), columnar=("c1",)))
+    assert sampler.freshness == Freshness()

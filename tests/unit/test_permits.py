@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.pool.permits import BUSY_FOR, TURN, Broker, Granted, first_share
+from proxy.pool.permits import BUSY_FOR, MAX_KEYS, TURN, Broker, Granted, first_share
 from proxy.testing import SeededRng
 
 KEY = "n1/app/joe"
 
 
 class Holder:
-    """A worker as the broker sees it: opens up to its grant, closes idle ones when that is lowered."""
+    """A worker as the broker sees it: holds up to its grant, and more only until those are free."""
 
     def __init__(self, number: int, permits: int) -> None:
         self.number = number
         self.permits = permits
-        self.owed = 0
-        self.open = 0
         self.busy = 0
 
-    def grant(self, permits: int) -> None:
-        self.owed = max(0, self.owed + self.permits - permits)
-        self.permits = permits
-
-    def close_what_is_owed(self) -> int:
-        """What it can give back now."""
-        can = max(0, self.owed + self.permits - max(self.busy, self.permits))
-        back = min(self.owed, can)
-        self.open = min(self.open, max(self.busy, self.permits + self.owed - back))
-        self.owed -= back
-        return back
+    @property
+    def holds(self) -> int:
+        return max(self.permits, self.busy)
 
 
 class Fleet:
@@ -45,10 +35,12 @@ class Fleet:
 
     def apply(self, grants: list[Granted]) -> None:
         for g in grants:
-            self.workers[g.worker].grant(g.permits)
-        for w in self.workers:
-            if back := w.close_what_is_owed():
-                self.apply(self.broker.give_back(w.number, KEY, back, self.now))
+            self.workers[g.worker].permits = g.permits
+        for g in grants:
+            self.tell(g.worker)
+
+    def tell(self, n: int) -> None:
+        self.apply(self.broker.give_back(n, KEY, self.workers[n].holds, self.now))
 
     def ask(self, n: int, count: int) -> None:
         self.apply(self.broker.ask(n, KEY, count, self.limit, self.now))
@@ -92,7 +84,7 @@ def test_a_used_permit_moves_only_after_it_was_given_back() -> None:
     assert fleet.permits() == [5, 2]
     assert sum(fleet.broker.held(KEY).values()) == 10
     fleet.workers[1].busy = 3
-    fleet.apply([])
+    fleet.tell(1)
     assert fleet.permits() == [7, 2]
 
 
@@ -172,11 +164,13 @@ def test_a_changed_limit() -> None:
     assert fleet.permits() == [5, 25]
 
 
-def test_keys_of_gone_pools_are_forgotten() -> None:
-    fleet = Fleet(2, 4)
-    fleet.ask(0, 1)
-    fleet.broker.forget([])
-    assert fleet.broker.held(KEY) == {}
+def test_keys_are_bounded() -> None:
+    broker = Broker(2)
+    for n in range(MAX_KEYS):
+        broker.ask(0, f"n1/app/user{n}", 0, 2, 0.0)
+    assert broker.ask(0, KEY, 1, 2, 0.0) == []
+    assert broker.held(KEY) == {}
+    assert broker.ask(0, "n1/app/user1", 1, 20, 0.0) == [Granted(0, "n1/app/user1", 2)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -190,15 +184,19 @@ def test_never_more_open_than_the_limit(seed: int) -> None:
         if action < 0.4:
             fleet.ask(worker.number, rng.randint(1, 10))
         elif action < 0.7:
-            # It may use all that it holds, also what it has to give back later.
-            worker.busy = rng.randint(0, worker.permits + worker.owed)
-            worker.open = max(worker.open, worker.busy)
+            worker.busy = rng.randint(0, worker.holds)
         elif action < 0.9:
             worker.busy = 0
-            fleet.apply([])
+            fleet.tell(worker.number)
         else:
             fleet.apply(fleet.broker.tick(fleet.now))
-        may_hold = sum(w.permits + w.owed for w in fleet.workers)
-        assert may_hold <= fleet.limit, rng
+        assert sum(w.holds for w in fleet.workers) <= fleet.limit, rng
         assert sum(fleet.broker.held(KEY).values()) <= fleet.limit, rng
-        assert sum(w.busy for w in fleet.workers) <= fleet.limit, rng
+
+
+def test_word_from_before_a_lower_grant_frees_nothing() -> None:
+    fleet = Fleet(2, 10)
+    assert fleet.broker.ask(0, KEY, 3, 10, 0.0) == [Granted(1, KEY, 2)]
+    # Worker 1 has not read its grant of 2 yet, and may still open up to 5.
+    assert fleet.broker.give_back(1, KEY, 5, 0.0) == []
+    assert fleet.broker.give_back(1, KEY, 2, 0.0) == [Granted(0, KEY, 8)]

@@ -22,7 +22,7 @@ _BY_TEXT: tuple[tuple[str, str, str], ...] = (
     (r'schema named "?(\w+)"? not found|Schema with name "?(\w+)"? does not exist', "3F000", ""),
     (r"(?:Scalar|Aggregate|Table)? ?(?:Macro )?Function with name (\S+) does not exist", "42883", ""),
     (r"Type with name (\S+) does not exist", "42704", r'type "\1" does not exist'),
-    (r'Referenced column "(.+?)" not found', "42703", r'column "\1" does not exist'),
+    (r'Referenced column "(.+?)" (?:was )?not found', "42703", r'column "\1" does not exist'),
     (r'does not have a column named "(.+?)"', "42703", r'column "\1" does not exist'),
     (r'Referenced table "(.+?)" not found', "42P01", r'missing FROM-clause entry for table "\1"'),
     (r"Cannot extract field", "42703", ""),

@@ -109,6 +109,14 @@ class _Reader:
         self._at = end + 1
         return value
 
+    def text(self, length: int) -> str:
+        end = self._at + length
+        if end > len(self._data):
+            raise ValueError("shorter than its own lengths say")
+        value = self._data[self._at : end].decode()
+        self._at = end
+        return value
+
     def row(self) -> Row:
         values: list[Value] = []
         for _ in range(self.number("H")):
@@ -118,9 +126,7 @@ class _Reader:
             elif kind == "u":
                 values.append(UNCHANGED)
             else:
-                length = self.number("i")
-                values.append(self._data[self._at : self._at + length].decode())
-                self._at += length
+                values.append(self.text(self.number("I")))
         return tuple(values)
 
 

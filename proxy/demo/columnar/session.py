@@ -233,6 +233,9 @@ class Session:
             raise StatementError("cannot insert multiple commands into a prepared statement", sqlstate="42601")
         wanted = text.params(sql)
         oids = (oids + [0] * wanted)[: max(wanted, len(oids))]
+        for number, cast in text.casts(sql).items():
+            if 0 < number <= len(oids) and not oids[number - 1]:
+                oids[number - 1] = types.OIDS_BY_NAME.get(cast, 0)
         statement = Statement(pieces[0] if pieces else "", oids, None)
         if statement.sql:
             command = self._command(statement.sql)
@@ -257,6 +260,8 @@ class Session:
             at += 4
             raw.append(None if length < 0 else body[at : at + length])
             at += max(length, 0)
+            if at > len(body):
+                raise ProtocolViolation("a parameter is longer than its message")
         result_formats, _ = _int16s(body, at)
         statement = self._statement(statement_name)
         if count != len(statement.oids):
@@ -468,6 +473,7 @@ class Session:
             how = "ROLLBACK"
         else:
             self._engine.end(commit=how == "COMMIT")
+        self._drop_portals()
         self._settings.end(committed=how == "COMMIT")
         self._engine.set_zone(self._settings.show("timezone"))
         self._status = codes.IDLE

@@ -47,7 +47,7 @@ _READ_ONLY = frozenset(
 )
 _SHOWN_ONE_WAY = {
     "bytea_output": "hex",
-    "client_encoding": "utf-?8|unicode",
+    "client_encoding": r"\W*(utf\W*8|unicode)\W*",  # PostgreSQL looks at letters and digits only
     "datestyle": r"iso(\s*,\s*\w+)?|\w+\s*,\s*iso",
     "intervalstyle": "postgres",
     "standard_conforming_strings": "on|true|yes|1",

@@ -21,6 +21,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
+_CAST = re.compile(r"\s*::\s*([A-Za-z_]\w*)")
 MAX_PARAMS = 65_535
 
 
@@ -63,6 +64,16 @@ def params(sql: str) -> int:
     numbers = [int(token["param"]) for token in _tokens(sql) if token.lastgroup == "param"]
     highest = max(numbers, default=0)
     return highest if highest <= MAX_PARAMS else 0
+
+
+def casts(sql: str) -> dict[int, str]:
+    """The type names, in lower case, that parameters are cast to where they stand: `$1::int`."""
+    found: dict[int, str] = {}
+    for token in _tokens(sql):
+        cast = _CAST.match(sql, token.end()) if token.lastgroup == "param" else None
+        if cast:
+            found[int(token["param"])] = cast[1].lower()
+    return found
 
 
 def for_engine(sql: str, types: Sequence[str]) -> str:

@@ -292,6 +292,13 @@ _PARAMS = {
     **{TIME: "TIME", TIMESTAMP: "TIMESTAMP", TIMESTAMPTZ: "TIMESTAMPTZ", INTERVAL: "INTERVAL", UUID: "UUID"},
     **{BYTEA: "BLOB", JSON: "JSON"},
 }
+OIDS_BY_NAME = {
+    **{"bool": BOOL, "boolean": BOOL, "smallint": INT2, "int2": INT2, "int": INT4, "integer": INT4, "int4": INT4},
+    **{"bigint": INT8, "int8": INT8, "real": FLOAT4, "float4": FLOAT4, "float8": FLOAT8, "numeric": NUMERIC},
+    **{"decimal": NUMERIC, "text": TEXT, "varchar": VARCHAR, "date": DATE, "time": TIME, "timestamp": TIMESTAMP},
+    **{"timestamptz": TIMESTAMPTZ, "interval": INTERVAL, "uuid": UUID, "bytea": BYTEA},
+}
+"""What a parameter is that the statement casts at once."""
 _BINARY_PARAMS: dict[int, Callable[[bytes], str]] = {
     BOOL: lambda raw: "true" if raw != b"\0" else "false",
     INT2: lambda raw: str(struct.unpack("!h", raw)[0]),

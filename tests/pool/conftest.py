@@ -1,0 +1,116 @@
+"""What tests of the pool need: a proxy with some settings, seen from its clients, its console and the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ..conftest import StartProxy
+from ..support.fleet import Fleet
+from ..support.proxy import Proxy, Settings, merged
+from ..support.rawpg import Q, Wire
+
+CONSOLE_USER = "console"
+
+
+def eventually(holds: Callable[[], object], seconds: float = 5.0) -> bool:
+    """Whether it holds within so many seconds: for what a node or the console tells, which sends no event."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Service:
+    """A proxy as one test sees it: a database of its own, its clients, and what the nodes say of its servers."""
+
+    def __init__(self, proxy: Proxy, database: str, fleet: Fleet) -> None:
+        self.proxy = proxy
+        self.database = database
+        self.fleet = fleet
+        self._admin: Wire | None = None
+        self._console: Wire | None = None
+
+    def open(self) -> Wire:
+        """A connection on which nothing has been sent yet."""
+        return Wire(self.proxy.address)
+
+    def client(self, *, pool: int = 2, user: str = "", database: str = "", **params: str) -> Wire:
+        """A logged-in client on a pool of `pool` servers; `params` are startup parameters (`__` is a dot)."""
+        client = self.open()
+        more = {key.replace("__", "."): value for key, value in params.items()}
+        client.login({"user": user or f"pool{pool}", "database": database or self.database, **more})
+        last = client.log[-1]
+        assert last.kind == "Z", f"login failed: {client.log[-2:]} {client.log[-2].body!r}"
+        return client
+
+    @property
+    def admin(self) -> Wire:
+        """A client of the primary itself."""
+        if self._admin is None:
+            self._admin = Wire(("127.0.0.1", self.fleet.primary.port))
+            self._admin.login({"user": "postgres", "database": self.database})
+        return self._admin
+
+    def servers(self, user: str = "") -> list[int]:
+        """Process ids of the proxy's servers to this database on the primary, as the primary tells."""
+        sql = f"SELECT pid FROM pg_stat_activity WHERE datname = '{self.database}' AND usename <> 'postgres'"
+        rows = self.admin.rows(sql + (f" AND usename = '{user}'" if user else ""))
+        return [int(row[0] or 0) for row in rows]
+
+    def console(self, command: str) -> list[dict[str, str | None]]:
+        """Rows of a console command, by column."""
+        if self._console is None:
+            self._console = Wire(self.proxy.address)
+            self._console.login({"user": CONSOLE_USER, "database": "pgtrident"})
+        replies = self._console.send(Q(command)).until()
+        names = next(r for r in replies if r.kind == "T").columns
+        return [
+            {column[0]: None if v is None else v.decode() for column, v in zip(names, r.values, strict=True)}
+            for r in replies
+            if r.kind == "D"
+        ]
+
+    def shown(self, client: Wire) -> dict[str, str | None]:
+        """The line of SHOW CLIENTS that speaks of a client."""
+        port = str(client.socket.getsockname()[1])
+        return next(row for row in self.console("SHOW CLIENTS") if row["port"] == port)
+
+    def pin(self, client: Wire) -> str | None:
+        """Why a client is tied to its server, as the console tells; None when it is not."""
+        return self.shown(client)["pin"]
+
+
+Serve = Callable[..., Service]
+
+
+def backend(client: Wire) -> int:
+    """The server process that answers a client."""
+    return int(client.value("SELECT pg_backend_pid()") or 0)
+
+
+@pytest.fixture
+def serve(
+    fleet: Fleet, database: str, proxies: StartProxy, request: pytest.FixtureRequest
+) -> Iterator[Callable[[Settings], Service]]:
+    """Gives the proxy with these settings; with `own=True` one that no other test uses."""
+    made: list[Service] = []
+
+    def start(over: Settings | None = None, *, own: bool = False) -> Service:
+        settings: dict[str, Any] = merged({"admin": {"users": [CONSOLE_USER]}}, over or {})
+        proxy = request.getfixturevalue("own_proxy")(settings) if own else proxies(settings)
+        made.append(Service(proxy, database, fleet))
+        return made[-1]
+
+    yield start
+    for service in made:
+        for wire in (service._admin, service._console):
+            if wire is not None:
+                with contextlib.suppress(OSError):
+                    wire.close()
