@@ -94,6 +94,16 @@ def _client_tls(config: Config) -> _ClientTlsContext | None:
     return None if settings.mode == "disable" else _ClientTlsContext(settings)
 
 
+def _trusted(config: Config) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Who may send a PROXY header; nobody while that is switched off."""
+    if not config.listen.proxy_protocol:
+        return ()
+    try:
+        return tuple(ipaddress.ip_network(text, strict=False) for text in config.listen.proxy_protocol_trusted)
+    except ValueError as error:
+        raise ConfigError(f"listen.proxy_protocol_trusted: {error}; expected addresses or CIDR blocks") from error
+
+
 class _Connection:
     """A connection on its way: a raw socket first, a stream later, the host's in the end."""
 
@@ -136,6 +146,7 @@ class Acceptor:
         self._elsewhere = elsewhere
         self._config = host.config
         self._tls = _client_tls(host.config)
+        self._trusted = _trusted(host.config)
         self._authenticator = Authenticator(host)
         self._listeners: list[socket.socket] = []
         self._logins: dict[asyncio.Task[None], None] = {}
@@ -258,15 +269,15 @@ class Acceptor:
             self._host.log.info(event, peer=connection.peer.name, **fields)
 
     def _refresh(self) -> None:
-        """Take up new certificates with a new configuration; bad ones leave the old in use."""
+        """Take up what a new configuration says; what can't be used leaves the old in force."""
         config = self._host.config
         if config is self._config:
             return
         self._config = config
         try:
-            self._tls = _client_tls(config)
+            self._tls, self._trusted = _client_tls(config), _trusted(config)
         except ConfigError as error:
-            self._host.log.error("tls_config_refused", reason=error.message)
+            self._host.log.error("listen_config_refused", reason=error.message)
 
     async def _log_in(self, connection: _Connection) -> None:
         """Ends with the client adopted, or its cancel request carried out."""
@@ -334,12 +345,7 @@ class Acceptor:
             await loop.sock_sendall(sock, b"N")
 
     def _is_trusted(self, peer: Peer) -> bool:
-        listen = self._host.config.listen
-        return (
-            listen.proxy_protocol
-            and peer.address is not None
-            and any(peer.address in ipaddress.ip_network(text, strict=False) for text in listen.proxy_protocol_trusted)
-        )
+        return peer.address is not None and any(peer.address in network for network in self._trusted)
 
     async def _proxy_header(self, connection: _Connection, sock: socket.socket) -> None:
         """Consume exactly the header; the client is who it names from here on."""

@@ -84,6 +84,7 @@ class Unit:
         effects, settings, resets: joined over the texts.
         named: whether a BATCH names statements, so that names in flight must be settled first.
         unseen: whether code runs that can't be seen (a user's function, DO, CALL).
+        untracked: whether it sets a setting whose name can't be told (set_config($1, ...)).
         mark: boot_ns of the last write to the database that had ended when the unit arrived.
         since: when it began to wait, in seconds of the clock; 0 while it has not.
     """
@@ -104,6 +105,7 @@ class Unit:
         "since",
         "synced",
         "unseen",
+        "untracked",
     )
 
     def __init__(self, kind: Kind, raw: bytes = b"") -> None:
@@ -121,6 +123,7 @@ class Unit:
         self.named = False
         self.retried = False
         self.unseen = False
+        self.untracked = False
         self.mark = 0
         self.since = 0.0
 
@@ -134,11 +137,21 @@ class Unit:
         effects = classification.effects
         if Effect.UNKNOWN_CODE in effects:
             self.unseen = True
+        elif Effect.SET_ANY in effects and classification.kind not in ("reset", "discard"):
+            self.untracked = True
+        if self.unseen:
             if not effects & ~_UNSEEN and classification.clean_runs >= _HARMLESS_RUNS:
                 return
         self.effects |= effects
         self.settings |= classification.settings
         self.resets = self.resets or classification.resets
+
+    @property
+    def is_discard_all(self) -> bool:
+        """Whether it is DISCARD ALL and nothing else."""
+        if len(self.classified) != 1 or self.classified[0].statements != 1:
+            return False
+        return self.classified[0].kind == "discard" and Effect.DISCARD in self.effects
 
     @property
     def reads_sequence(self) -> bool:
@@ -213,6 +226,9 @@ class Client(asyncio.Protocol):
         self._touched = Effect.NONE
         self._touched_names: set[str] = set()
         self._unseen: list[Classification] = []
+        self._untracked = False
+        self._doomed: ProtocolViolation | None = None
+        """The client broke the protocol; it ends when what is in flight has been answered."""
         self._uses_sequences = False
         self._readable = True
         self._out_paused = False
@@ -231,6 +247,9 @@ class Client(asyncio.Protocol):
         self._held_back = b""
         """A Query that came behind an open batch."""
         self._out: list[bytes] = []
+        self._early = b""
+        """A plain Query that waits for a server as it came: no Unit is made of it unless need be."""
+        self._early_class = _EMPTY
         self._stream_sink = False
 
     # ------------------------------------------------------------------ login
@@ -268,11 +287,17 @@ class Client(asyncio.Protocol):
                 if int.from_bytes(data[1:5], "big") == len(data) - 1 and data[-1] == 0:
                     classification = self.worker.classify(data[5:-1])
                     if classification.plain and self._readable:
-                        server = self._server_at_once(classification)
+                        server = self._server_at_once(classification, True)
                         if server is not None:
                             server.statements.unnamed = self.names.unnamed = None
-                            server.owed.append(self._plain(classification))
+                            owed = self._writes if classification.cls is Class.WRITE else self._reads
+                            owed.started = owed.failed = False
+                            server.owed.append(owed)
                             server.transport.write(data)
+                            return
+                        if self.waiting_in is not None:
+                            self._early = data
+                            self._early_class = classification
                             return
             elif kind == 0x50 or kind == 0x42:
                 form = scan_batch(data)
@@ -284,7 +309,7 @@ class Client(asyncio.Protocol):
         self._slow(data)
 
     def _plain(self, classification: Classification) -> Owed:
-        owed = self._reads if classification.cls is Class.READ else self._writes
+        owed = self._writes if classification.cls is Class.WRITE else self._reads
         owed.started = owed.failed = False
         return owed
 
@@ -318,7 +343,7 @@ class Client(asyncio.Protocol):
             return False  # linked by now; the general way puts it there
         name = statement.server_name
         length = int.from_bytes(data[1:5], "big") + len(name) - (end - 6)
-        owed = self._named_reads if statement.classification.cls is Class.READ else self._named_writes
+        owed = self._named_writes if statement.classification.cls is Class.WRITE else self._named_reads
         owed.started = owed.failed = False
         owed.retry = None
         self._named_raw = data
@@ -326,8 +351,9 @@ class Client(asyncio.Protocol):
         server.transport.write(b"".join((b"B", length.to_bytes(4, "big"), b"\0", name, data[end:])))
         return True
 
-    def _server_at_once(self, classification: Classification) -> Server | None:
-        """The server for a plain unit if no wait of any kind is needed, linked; else None."""
+    def _server_at_once(self, classification: Classification, early: bool = False) -> Server | None:
+        """The server for a plain unit if no wait of any kind is needed, linked; else None. With `early`
+        the client may then have joined the queue for one."""
         server = self.server
         if server is not None:
             return server if not server.owed and not self._busy else None
@@ -344,6 +370,10 @@ class Client(asyncio.Protocol):
             pool = primary
         server = pool.state.take(self.last_server)
         if server is None:
+            # Only a Query can wait as it is (`_early`); for a batch the general way joins the queue.
+            if early and pool.join(self):
+                self.waiting_in = pool
+                self._gate = True
             return None
         if server.state is not self.state or (server.unseen_by is not None and server.unseen_by is not self):
             pool.give(server)
@@ -375,7 +405,14 @@ class Client(asyncio.Protocol):
 
     def _blocked(self) -> bool:
         return bool(
-            self._parked is not None or self._busy or self._barrier or self._held_back or self.closed or not self.ready
+            self._early
+            or self._doomed is not None
+            or self._parked is not None
+            or self._busy
+            or self._barrier
+            or self._held_back
+            or self.closed
+            or not self.ready
         )
 
     def _pump(self) -> None:
@@ -414,7 +451,12 @@ class Client(asyncio.Protocol):
                 pos = end
                 self._message(kind, raw)
         except ProtocolViolation as error:
-            self.fail(error)
+            self._input = b""
+            if self.server is not None and self.server.owed and self._open is None:
+                self._doomed = error  # what is in flight is answered first
+                self._pause_input()
+            else:
+                self.fail(error)
             return
         self._input = buf[pos:] if pos < n else b""
         if self._need:
@@ -589,7 +631,9 @@ class Client(asyncio.Protocol):
     def _extended(self, raw: bytes) -> None:
         try:
             op = frontend.read_op(raw)
-        except ProtocolViolation:
+            if op.name and not op.name.isascii() and self.shown.get("client_encoding", "UTF8") == "UTF8":
+                op.name.decode()
+        except (ProtocolViolation, UnicodeDecodeError):
             # The server refuses it in its own words, at its place.
             op = Op(0, raw)
         if op.kind == frontend.PARSE:
@@ -712,10 +756,12 @@ class Client(asyncio.Protocol):
 
     def released_from_hold(self) -> None:
         """Something changed: try again."""
+        self._thaw()
         self._resume()
 
     def refused(self, error: TridentError) -> None:
         """The wait is over without a server."""
+        self._thaw()
         unit = self._parked
         self._parked = None
         self.waiting_in = None
@@ -724,9 +770,34 @@ class Client(asyncio.Protocol):
         self._refuse(unit, error)
         self._resume()
 
+    def _thaw(self) -> None:
+        """A Query that waits as it came becomes a parked unit like any other."""
+        if self._early:
+            unit = Unit(Kind.QUERY, self._early)
+            unit.join(self._early_class)
+            self._early = b""
+            self._parked = unit
+
     def server_granted(self, server: Server) -> None:
         """The pool has a server for the parked unit."""
         self.waiting_in = None
+        data = self._early
+        if data and server.state is self.state and (server.unseen_by is None or server.unseen_by is self):
+            self._early = b""
+            self.server = server
+            server.owner = self
+            pool = server.pool
+            pool.counters.queries += 1
+            if self._out_paused:
+                server.pause()
+            server.statements.unnamed = self.names.unnamed = None
+            owed = self._writes if self._early_class.cls is Class.WRITE else self._reads
+            owed.started = owed.failed = False
+            server.owed.append(owed)
+            server.transport.write(data)
+            self._go_on()
+            return
+        self._thaw()
         unit = self._parked
         self._parked = None
         if unit is None or self.closed:
@@ -739,7 +810,6 @@ class Client(asyncio.Protocol):
         self.server = server
         server.owner = self
         if unit.since:
-            server.pool.waited(self.worker.clock.now() - unit.since)
             unit.since = 0.0
         if self._out_paused:
             server.pause()
@@ -816,13 +886,15 @@ class Client(asyncio.Protocol):
         server.pool.counters.queries += 1
         if unit.unseen:
             server.unseen_by = self
+        if unit.untracked and rules.PIN_SESSION not in self.pins:
+            self._untracked = True
         if unit.effects:
             self._touched |= unit.effects
             self._touched_names |= unit.settings
             if Effect.UNKNOWN_CODE in unit.effects:
                 self._unseen.extend(c for c in unit.classified if Effect.UNKNOWN_CODE in c.effects)
             self._barrier = True
-        wrote = unit.cls is not Class.READ
+        wrote = unit.cls is Class.WRITE or unit.unseen
         if wrote and any(c.kind == "copy" for c in unit.classified):
             self._awaiting_copy = self._barrier = True
         if unit.kind is Kind.BATCH:
@@ -1145,6 +1217,9 @@ class Client(asyncio.Protocol):
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""
         self.units += 1
+        if self._doomed is not None and not server.owed:
+            self.fail(self._doomed)
+            return
         if owed.steps is not None:
             unit = owed.classified[0] if owed.classified else None
             if isinstance(unit, Unit) and unit.named and self._parsing:
@@ -1193,13 +1268,7 @@ class Client(asyncio.Protocol):
         for, and once the session is idle look at what it has become."""
         unit = owed.classified[0] if owed.classified else None
         if isinstance(unit, Unit) and unit.effects:
-            single = len(unit.classified) == 1 and unit.classified[0].statements == 1
-            if (
-                Effect.DISCARD in unit.effects
-                and not owed.failed
-                and single
-                and unit.classified[0].kind == "discard all"
-            ):
+            if not owed.failed and unit.is_discard_all:
                 self._discarded(server)
                 return
             if unit.resets and not owed.failed and status != FAILED and self.startup:
@@ -1253,6 +1322,10 @@ class Client(asyncio.Protocol):
         sql = rules.audit_sql(effects, self._touched_names, server.pool.user)
         if Effect.LOAD in effects:
             self.pins.add(rules.PIN_LOAD)
+        if self._untracked:
+            # A custom setting may be among them, and those can't be listed.
+            self._untracked = False
+            self.pins.add(rules.PIN_UNKNOWN)
         if Effect.SEQUENCE in effects:
             self._uses_sequences = True
         if not sql:
@@ -1306,9 +1379,10 @@ class Client(asyncio.Protocol):
         self.last_server = server
         self._parsing = 0
         server.owner = None
-        server.resume()
-        surplus = server.statements.surplus(set())
-        if surplus:
+        if self._out_paused:
+            server.resume()
+        if len(server.statements.named) > server.statements.limit:
+            surplus = server.statements.surplus(set())
             for statement in surplus:
                 del server.statements.named[statement]
             server.tell(b"".join(build.close(b"S", s.server_name) for s in surplus))
@@ -1320,18 +1394,19 @@ class Client(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """Between transactions: it can be ended without losing any work."""
-        return self.server is None and self._parked is None and not self._batch
+        return self.server is None and self._parked is None and not self._batch and not self._early
 
     @property
     def wants_read(self) -> bool:
         """Whether what is parked may be served by a replica."""
+        self._thaw()
         return self._parked is not None and self._parked.cls in (Class.READ, Class.ANALYTIC)
 
     def quiet_since(self, now: float) -> float | None:
         """When it was first seen with nothing under way; None while something is. Seen once a second,
         so that no unit has to note the time."""
         server = self.server
-        if self._parked is not None or self._busy or (server is not None and server.owed):
+        if self._early or self._parked is not None or self._busy or (server is not None and server.owed):
             self._quiet = 0.0
             self._quiet_mark = -1
             return None
@@ -1360,6 +1435,7 @@ class Client(asyncio.Protocol):
 
     def cancel(self) -> None:
         """A CancelRequest with this client's key arrived."""
+        self._thaw()
         unit = self._parked
         if unit is not None and not self._busy and self.server is None and unit.kind is not Kind.WELCOME:
             if self.waiting_in is not None:
@@ -1450,6 +1526,7 @@ class Client(asyncio.Protocol):
                 server,
                 self,
                 dirty=bool(self.pins or self._touched),
+                ruined=bool(self.pins & {rules.PIN_UNKNOWN, rules.PIN_LOAD}) or self._untracked,
                 open_batch=self._open is not None or self._resync,
                 copy_in=self._copy_in,
                 torn=self._stream > 0,

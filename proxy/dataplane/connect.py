@@ -190,6 +190,8 @@ def _failure(node: NodeView, error: Exception) -> NodeFailure:
         reason = "no answer in time"
     elif isinstance(error, ssl.SSLCertVerificationError):
         reason = f"its certificate is not accepted: {error.verify_message}"
+    elif isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
+        reason = os.strerror(error.errno).lower()
     else:
         reason = str(error) or type(error).__name__
     sqlstate = "08P01" if isinstance(error, ProtocolViolation) else "08006"

@@ -159,9 +159,11 @@ class UserLookup:
                     # The kept connection had died meanwhile; one try with a new one.
                     return await self._exchange(node, user, database)
         except NodeRefused as error:
+            # About our own login or query: for the operator, not for whoever knocks.
             self._host.log.error("user_lookup_failed", node=node.name, sqlstate=error.sqlstate, reason=error.message)
             raise NodeFailure(f'users can\'t be looked up on node "{node.name}"') from error
-        except (OSError, ProtocolViolation) as error:
+        except (OSError, NodeFailure, ProtocolViolation) as error:
+            self._host.log.warning("user_lookup_failed", node=node.name, reason=str(error))
             raise NodeFailure(f'users can\'t be looked up on node "{node.name}"') from error
 
     async def _exchange(self, node: NodeView, user: str, database: str) -> str | None:

@@ -10,6 +10,7 @@ Called by `client` (take, join, give, abandon), by `server` (lost, settled) and 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ..errors import NodeFailure, NodeRefused, NoServer, TridentError
@@ -59,6 +60,10 @@ class ServerPool:
         self._retry = 0.0
         self.last_error: TridentError | None = None
         self.reserve_used = False
+        self.oversize = False
+        """There may be more servers than the limit allows, after that was lowered."""
+        self._free: deque[Server] = deque()
+        self._handing = False
         self.mode = pools.worker.config.pool.mode
 
     # ---- who gets what
@@ -66,7 +71,7 @@ class ServerPool:
     def take(self, client: Client, prefer: Server | None) -> Server | None:
         """A free server for a client, at once or never."""
         server = self.state.take(prefer)
-        while server is not None and (server.closed or server.generation != self.generation):
+        while server is not None and (server.closed or server.retired):
             self.close(server, "its node was replaced")
             server = self.state.take()
         return server
@@ -93,23 +98,43 @@ class ServerPool:
 
     def give(self, server: Server) -> None:
         """A server is free and clean: it goes to the first waiter, or is idle."""
-        if server.closed:
+        if server.closed or server.cancelling:
+            return  # a cancel's server comes back through `settled` when that is through
+        if server.retired or self.oversize:
+            self._retire(server)
             return
-        now = self.pools.worker.clock.now()
-        if server.cancelling:
-            return  # comes back through `settled` when the cancel is through
-        if server.retired or (server.expires and now > server.expires) or server.generation != self.generation:
+        state = self.state
+        if not state.waiting:
+            state.give(server)
+            server.idle_since = self.pools.worker.now
+            return
+        # A waiter may give it back before this returns (a greeting, a refusal): a loop, not a recursion.
+        self._free.append(server)
+        if self._handing:
+            return
+        self._handing = True
+        try:
+            while self._free:
+                server = self._free.popleft()
+                since = state.oldest_wait()
+                waiter = None if server.closed else state.give(server)
+                if waiter is not None:
+                    if since is not None:
+                        self.counters.wait_us += int((self.pools.worker.clock.now() - since) * 1e6)
+                    waiter.server_granted(server)
+                else:
+                    server.idle_since = self.pools.worker.now
+        finally:
+            self._handing = False
+
+    def _retire(self, server: Server) -> None:
+        if server.retired:
             self.close(server, "its time was up")
-            self.open_more()
-            return
-        if self.state.size > self.state.limit + self._reserve():
+        elif self.state.size > self.state.limit + self._reserve():
             self.close(server, "the pool was made smaller")
-            return
-        waiter = self.state.give(server)
-        if waiter is not None:
-            waiter.server_granted(server)
         else:
-            server.idle_since = now
+            self.oversize = False
+            self.give(server)
 
     def settled(self, server: Server) -> None:
         """Nothing is owed any more by a server that nobody is linked to."""
@@ -117,7 +142,7 @@ class ServerPool:
             return
         if server.status != IDLE:
             server.ask("ROLLBACK", self._cleaned)
-        elif server.dirty:
+        elif server.dirty and not server.retired:
             server.ask("DISCARD ALL", self._discarded)
         elif server in self.state.taken:
             server.abandoned_at = 0.0
@@ -146,6 +171,7 @@ class ServerPool:
         client: Client,
         *,
         dirty: bool,
+        ruined: bool,
         open_batch: bool,
         copy_in: bool,
         torn: bool,
@@ -156,6 +182,8 @@ class ServerPool:
         server.dirty = server.dirty or dirty
         server.abandoned_at = self.pools.worker.clock.now()
         server.resume()
+        if ruined:
+            server.retired = True  # what was left in it can't be taken out by DISCARD ALL
         if torn:
             self.close(server, "its client left in the middle of a message")
             return
@@ -167,7 +195,8 @@ class ServerPool:
             extended = bool(server.owed) and server.owed[0].extended
             server.transport.write(build.copy_fail("client connection lost") + (build.SYNC if extended else b""))
         elif open_batch:
-            server.transport.write(build.SYNC)
+            # PostgreSQL rolls an unfinished batch back when its client goes; a Sync alone would commit it.
+            server.transport.write(build.bind(b"", b"\1client connection lost") + build.SYNC)
         if not server.owed:
             self.settled(server)
         elif cancel and not any(owed.wrote for owed in server.owed):
@@ -342,9 +371,6 @@ class ServerPool:
             self.welcomes.pop(next(iter(self.welcomes)))
         self.welcomes[state] = parameters
 
-    def waited(self, seconds: float) -> None:
-        self.counters.wait_us += int(seconds * 1e6)
-
     def error_seen(self, server: Server, fields: dict[str, str]) -> None:
         """An error came from a server; some say something of the node."""
         code = fields.get("C", "")
@@ -462,6 +488,7 @@ class Pools:
         """Close idle servers beyond the limit; busy ones go when they are free."""
         for server in list(pool.state.surplus()):
             pool.close(server, "the pool was made smaller")
+        pool.oversize = pool.state.size > pool.state.limit
 
     def ask(self, key: str, count: int, limit: int) -> None:
         """Ask for permits, at most every 100 ms a key."""
@@ -538,6 +565,7 @@ class Pools:
                 pool.open_more()
             elif pool.reserve_used:
                 pool.reserve_used = False
+                pool.oversize = True
 
     def _expire_waiters(self, pool: ServerPool, now: float, timeout: float) -> None:
         if not timeout:
@@ -575,6 +603,8 @@ class Pools:
                 ):
                     pool.close(server, "its time was up")
             for server in list(pool.state.taken):
+                if gone or server.generation != generation or (server.expires and now > server.expires):
+                    server.retired = True
                 if server.abandoned_at and now - server.abandoned_at > settings.drain_timeout:
                     pool.close(server, "it did not finish what its client had left")
                 elif settings.query_timeout and server.owed and server.owner is not None:
@@ -588,6 +618,17 @@ class Pools:
                     server.busy_since = 0.0
             if settings.min_pool_size and not gone:
                 pool.fill(settings.min_pool_size)
+
+    def generations_changed(self) -> None:
+        """A new snapshot: servers of a node's earlier generation take no more work."""
+        for pool in self.all.values():
+            generation = pool.generation
+            for server in [*pool.state.idle, *pool.state.taken]:
+                if server.generation != generation:
+                    server.retired = True
+            for server in list(pool.state.idle):
+                if server.retired:
+                    pool.close(server, "its node was replaced")
 
     def primary_changed(self) -> None:
         """Another node is the primary: what was shown of the old one no longer holds."""

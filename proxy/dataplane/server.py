@@ -20,8 +20,8 @@ from ..session.state import State
 from ..sql.model import Effect
 from ..topology.snapshot import Address
 from ..wire import build, parse
-from ..wire.codes import IDLE
-from ..wire.scan import RARE, ReplyWalker
+from ..wire.codes import IDLE, MAX_AUTH_MESSAGE, MAX_PARAMETERS, UNASKED
+from ..wire.scan import MAX_HELD, RARE, SAW_ERROR, ReplyWalker
 
 if TYPE_CHECKING:
     from .pools import ServerPool
@@ -106,8 +106,8 @@ class Server(asyncio.Protocol):
         "_paused",
         "_size",
         "abandoned_at",
-        "at_login",
         "address",
+        "at_login",
         "busy_since",
         "cancelling",
         "closed",
@@ -129,8 +129,8 @@ class Server(asyncio.Protocol):
         "state",
         "statements",
         "status",
-        "unseen_by",
         "transport",
+        "unseen_by",
         "walker",
     )
 
@@ -216,6 +216,8 @@ class Server(asyncio.Protocol):
                 end = walker.feed(data, pos)
                 status = walker.status
                 sink = head.sink
+                if status and end - pos == 6 and _is_early(head):
+                    raise ProtocolViolation("a server was ready before it had answered")
                 if sink is not None and head.steps is None and not head.collect:
                     if end > pos:
                         chunk = data if end - pos == n else data[pos:end]
@@ -232,6 +234,12 @@ class Server(asyncio.Protocol):
                 if owed and owed[0] is head:
                     owed.popleft()
                 self.status = status
+                if pos < n and not owed:
+                    # Said behind the last answer that is owed: before anybody else can get this server.
+                    self._unasked(data, pos)
+                    pos = n
+                    if self.closed:
+                        return
                 self._finish(head, status)
                 if self.closed:
                     return
@@ -269,7 +277,7 @@ class Server(asyncio.Protocol):
         while n - pos >= 5:
             kind = chunk[pos]
             end = pos + 1 + int.from_bytes(chunk[pos + 1 : pos + 5], "big")
-            if end > n:
+            if end > n and kind != 0x45:
                 break
             drop = False
             instead = b""
@@ -279,7 +287,7 @@ class Server(asyncio.Protocol):
                 drop = instead != message
             elif kind == 0x45:
                 head.failed = True
-                fields = self._error(chunk[pos + 5 : end])
+                fields = self._error(chunk[pos + 5 : end], end <= n)
                 drop = not sink.unit_failed(self, head, fields, first and pos == 0)
             elif kind == 0x47:
                 sink.copy_in_began(head)
@@ -299,9 +307,12 @@ class Server(asyncio.Protocol):
         edited.append(chunk[kept:])
         return b"".join(edited)
 
-    def _error(self, body: bytes) -> dict[str, str]:
-        """Note an ErrorResponse; its fields."""
+    def _error(self, body: bytes, whole: bool = True) -> dict[str, str]:
+        """Note an ErrorResponse that is passed on; its fields, or what has come of one too long to be held."""
         fields = parse.error_fields(body)
+        if not whole:
+            # The origin stands at the end, and only a whole message can be kept from the client.
+            fields.pop("R", None)
         if fields.get("V", fields.get("S")) in ("FATAL", "PANIC"):
             self.fatal = True
         self.pool.error_seen(self, fields)
@@ -311,6 +322,8 @@ class Server(asyncio.Protocol):
         """Note a ParameterStatus; the message that the client is to see, or nothing."""
         name, value = parse.parameter_status(message[5:])
         self.parameters[name] = value
+        if len(self.parameters) > MAX_PARAMETERS or len(message) > MAX_AUTH_MESSAGE:
+            raise ProtocolViolation("a server reports too many parameters, or too long ones")
         if sink is None or (name in NODE_VIEW and not self.pool.is_primary()):
             return b""
         shown = sink.parameter_changed(self, owed, name, value)
@@ -327,12 +340,17 @@ class Server(asyncio.Protocol):
             if kind == 0x45:
                 head.failed = True
                 if head.error is None:
-                    head.error = self._error(body)
+                    head.error = parse.error_fields(body)
+                    self.pool.error_seen(self, head.error)
             elif kind == 0x53:
                 self._parameter(None, None, build.message(b"S", body))
             elif kind == 0x47:
                 # The owner has gone (or never was): end the copy without its data.
                 self.transport.write(build.copy_fail("client connection lost") + (build.SYNC if head.extended else b""))
+        if self.walker.mask & SAW_ERROR and not head.failed:
+            head.failed = True
+            head.error = {"C": "XX000", "M": "the node's error is too long to be read"}
+        head.started = True
         if head.collect and head.then is not None:
             self._size = self._size + len(chunk) if head.collected else len(chunk)
             if self._size > MAX_COLLECTED:
@@ -349,19 +367,20 @@ class Server(asyncio.Protocol):
         while n - pos >= 5:
             kind = chunk[pos]
             end = pos + 1 + int.from_bytes(chunk[pos + 1 : pos + 5], "big")
-            if end > n:
+            if end > n and kind != 0x45:
                 break
             show = True
             if kind == 0x44 or kind == 0x64 or kind == 0x4E or kind == 0x41:  # D d N A
                 pass
             elif kind == 0x5A:
-                # Whatever is still owed was skipped by the server.
-                pass
+                # Only after an error does a server skip what it still owes.
+                if not head.failed and head.at < len(steps):
+                    raise ProtocolViolation("a server was ready before it had answered")
             elif kind == 0x53:
                 out.append(self._parameter(sink, head, chunk[pos:end]))
                 show = False
             elif kind == 0x45:
-                fields = self._error(chunk[pos + 5 : end])
+                fields = self._error(chunk[pos + 5 : end], end <= n)
                 show = sink.unit_failed(self, head, fields, not head.started and not out)
                 if head.at < len(steps):
                     self._step_failed(head, steps[head.at])
@@ -462,10 +481,8 @@ class Server(asyncio.Protocol):
 
     def _unasked(self, data: bytes, pos: int) -> None:
         """What a server says when nothing is owed: notices, notifications, parameters, its end."""
-        walker = self.walker
-        end = walker.feed(data, pos)
-        if walker.status:
-            raise ProtocolViolation("a server said it was ready without having been asked")
+        _check_unasked(data, pos)
+        end = self.walker.feed(data, pos)
         owner = self.owner
         fatal = False
         out: list[bytes] = []
@@ -476,10 +493,8 @@ class Server(asyncio.Protocol):
                 fatal = True
                 self._error(body)
                 out.append(build.message(b"E", body))
-            elif kind == 0x4E or kind == 0x41:
-                out.append(build.message(bytes((kind,)), body))
             else:
-                raise ProtocolViolation("a server sent an answer that nobody asked for")
+                out.append(build.message(bytes((kind,)), body))
         if owner is not None and out:
             owner.write(b"".join(out))
         if fatal:
@@ -489,6 +504,11 @@ class Server(asyncio.Protocol):
             self.pool.close(self, "ended by the node")
 
     # ---- life
+
+    @property
+    def mid_message(self) -> bool:
+        """Whether the owner has got a message in part: whatever it is told now it takes for the rest."""
+        return self.walker.skip > 0 and bool(self.owed) and self.owed[0].sink is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.closed:
@@ -528,6 +548,29 @@ _STEP_ENDS: dict[int, tuple[Step, ...]] = {
     0x73: (Step.EXECUTE,),
 }
 """Which steps a reply may end. Copy messages and ParameterDescription end none."""
+
+
+def _is_early(head: Owed) -> bool:
+    """Whether a ReadyForQuery that stands alone comes before its answer. A batch with steps is checked by
+    them; one whose owner has gone may have been nothing but a Sync."""
+    if head.started or head.failed or head.steps is not None:
+        return False
+    return head.sink is not None or head.collect
+
+
+def _check_unasked(data: bytes, pos: int) -> None:
+    """Refuse from `pos` on what a server may not say while nothing is owed, by the first byte already: the
+    rest may come when something is owed to somebody."""
+    n = len(data)
+    while pos < n:
+        if data[pos] not in UNASKED:
+            raise ProtocolViolation("a server sent an answer that nobody asked for")
+        if n - pos < 5:
+            return
+        length = int.from_bytes(data[pos + 1 : pos + 5], "big")
+        if length < 4 or length > MAX_HELD:
+            raise ProtocolViolation("a server sent a message with an impossible length")
+        pos += 1 + length
 
 
 def _messages(chunk: bytes, pos: int) -> list[tuple[int, bytes]]:

@@ -36,7 +36,7 @@ async def run(worker: Worker) -> None:
     while True:
         await asyncio.sleep(PERIOD)
         passes += 1
-        now = worker.clock.now()
+        now = worker.now = worker.clock.now()
         worker.pools.upkeep(now)
         worker.expire_holds(now)
         if passes % 10 == 0:

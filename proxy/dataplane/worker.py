@@ -92,11 +92,14 @@ class Worker:
         self._board = Board(setup.board, index) if setup.board else None
         self._written: dict[str, int] = {}
         self._need_asked = 0.0
+        self._needed_ns = 0
         self.states = States()
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self._classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
         self.classify: Callable[[bytes], Classification] = self._classifier.classify
         self.router = Router(self.snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
+        self.now = clock.now()
+        """The clock as of the last pass of upkeep: near enough for idle times, and free."""
         self.pools = Pools(self)
         self.pools.granted.update(setup.permits)
         self.capabilities = Capabilities(self)
@@ -180,7 +183,8 @@ class Worker:
         self.router = Router(snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
         if snapshot.primary != before.primary:
             self.pools.primary_changed()
-        for pool in self.pools.all.values():
+        self.pools.generations_changed()
+        for pool in list(self.pools.all.values()):
             self._move_waiters(pool)
         self._release_held()
 
@@ -410,9 +414,10 @@ class Worker:
     def need_freshness(self, written_ns: int) -> None:
         """Reads wait for copies to hold what was written; the controller looks while it is asked."""
         now = self.clock.now()
+        self._needed_ns = max(self._needed_ns, written_ns, 1)
         if now - self._need_asked >= 0.05:
             self._need_asked = now
-            self._send(NeedFreshness(written_ns))
+            self._send(NeedFreshness(self._needed_ns))
 
     def primary_pool(self, client: Client) -> ServerPool | None:
         """The client's pool on the primary."""
@@ -496,7 +501,9 @@ class Worker:
             client.released_from_hold()
 
     def expire_holds(self, now: float) -> None:
-        """Refuse those whose time is up."""
+        """Refuse those whose time is up; ask again for what the others wait for."""
+        if self._held and self._needed_ns:
+            self.need_freshness(self._needed_ns)
         for client, (until, error) in list(self._held.items()):
             if now >= until:
                 del self._held[client]

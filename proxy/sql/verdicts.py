@@ -101,6 +101,8 @@ def _dml(kind: str) -> Callable[[Tree], Verdict]:
     def rule(body: Tree) -> Verdict:
         verdict = Verdict(kind)
         _weigh_uses(verdict, survey(body))
+        if body.get("relation", {}).get("relname") == "pg_settings":
+            verdict.effects |= Effect.SET_ANY  # its rule runs set_config()
         return verdict
 
     return rule

@@ -264,7 +264,7 @@ class ScramClient:
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
             raise ProtocolViolation("invalid SCRAM response", detail="Nonce does not match.")
         self._nonce = nonce
-        if not count.isdecimal() or not 1 <= int(count) <= MAX_ITERATIONS:
+        if not count.isdecimal() or len(count) > 10 or not 1 <= int(count) <= MAX_ITERATIONS:
             raise _malformed("The iteration count is out of range.")
         return _decode(salt), int(count)
 

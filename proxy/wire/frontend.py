@@ -29,6 +29,8 @@ EXTENDED: Final = frozenset((PARSE, BIND, DESCRIBE, EXECUTE, CLOSE))
 COPY: Final = frozenset((COPY_DATA, COPY_DONE, COPY_FAIL))
 KNOWN: Final = EXTENDED | COPY | {QUERY, SYNC, FLUSH, FUNCTION, TERMINATE}
 
+_BARE: Final = frozenset((SYNC, FLUSH, TERMINATE, COPY_DONE))
+"""These have no body."""
 _SMALL: Final = frozenset((DESCRIBE, EXECUTE, CLOSE, SYNC, FLUSH, TERMINATE, COPY_DONE, COPY_FAIL))
 """PostgreSQL holds these to 10,000 bytes (PQ_SMALL_MESSAGE_LIMIT)."""
 
@@ -40,6 +42,8 @@ def check_header(kind: int, length: int) -> None:
     """Refuse what PostgreSQL would refuse on seeing a header (`SocketBackend` in postgres.c)."""
     if kind not in KNOWN:
         raise ProtocolViolation(f"invalid frontend message type {kind}")
+    if length != 4 and kind in _BARE:
+        raise ProtocolViolation("invalid message format")
     if length < 4 or length - 4 > (10_000 if kind in _SMALL else MAX_MESSAGE):
         raise ProtocolViolation("invalid message length")
 

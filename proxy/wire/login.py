@@ -105,19 +105,24 @@ class NodeLogin:
         if kind == 0x4E:  # N: a notice at login concerns no client
             return None
         if not self._authenticated:
-            if kind == 0x52:  # R
+            if kind == 0x52 and len(body) >= 4:  # R
                 return self._authentication(body)
             if kind == 0x76:  # v: 3.0 without options is all that we ask for
                 return None
         elif kind == 0x53:  # S
             name, value = parse.parameter_status(body)
             self._parameters[name] = value
+            if len(self._parameters) > codes.MAX_PARAMETERS:
+                raise ProtocolViolation("the server reports too many parameters")
             return None
         elif kind == 0x4B and len(body) >= 8:  # K
             self._pid, self._key = int.from_bytes(body[:4], "big"), body[4:]
             return None
-        elif kind == 0x5A and len(body) == 1:  # Z
-            return NodeReady(self._parameters, self._pid, self._key, self._frames.take_rest())
+        elif kind == 0x5A and body == b"I":  # Z
+            rest = self._frames.take_rest()
+            if rest and rest[0] not in codes.UNASKED:
+                raise ProtocolViolation("the server said more than its login")
+            return NodeReady(self._parameters, self._pid, self._key, rest)
         raise ProtocolViolation(f"unexpected message {chr(kind)!r} from the server during login")
 
     def _authentication(self, body: bytes) -> Send | DeriveKeys | None:

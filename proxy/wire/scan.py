@@ -17,16 +17,19 @@ SAW_ERROR: Final = 1
 SAW_PARAMETER: Final = 2
 SAW_NOTIFICATION: Final = 4
 SAW_COPY_IN: Final = 8
-SAW_COPY_BOTH: Final = 16
 SAW_PARSE_COMPLETE: Final = 32
 SAW_COMPLETE: Final = 64
 SAW_OTHER: Final = 128
 
-RARE: Final = SAW_ERROR | SAW_PARAMETER | SAW_NOTIFICATION | SAW_COPY_IN | SAW_COPY_BOTH
+RARE: Final = SAW_ERROR | SAW_PARAMETER | SAW_NOTIFICATION | SAW_COPY_IN
 """Kinds that the server side has to look into; all else is passed on unread."""
 
 MAX_HELD: Final = 1 << 20
-"""A message that must be whole to be read (error, parameter, ready) may not be longer than this."""
+"""A message longer than this passes without being held: rows, and the few others that may be so long."""
+
+_REPLIES: Final = bytes(chr(kind) in "123ACDEGHINSTVZcdnst" for kind in range(256))
+"""The types that a server may send once a client is logged in (manual, 55.7), CopyBothResponse excepted: it
+is for replication, which isn't pooled."""
 
 
 @mypyc_attr(native_class=True)
@@ -35,7 +38,8 @@ class ReplyWalker:
 
     `carry` holds the start of a message that must be seen whole (a header, ReadyForQuery,
     ErrorResponse, ParameterStatus ...); the caller puts it in front of the next chunk. Bodies of
-    rows and copy data are never held: `skip` counts what is still to pass.
+    rows and copy data are never held, nor are errors and notices over MAX_HELD: `skip` counts what is
+    still to pass.
     """
 
     def __init__(self) -> None:
@@ -86,16 +90,21 @@ class ReplyWalker:
                 i = end
                 continue
             if end > n:
+                if not _REPLIES[kind]:
+                    raise ProtocolViolation("a server sent a message of an unknown type")
                 if length > MAX_HELD:
-                    if kind == 90 or kind == 83:
+                    if kind == 69:  # what names the error comes first
+                        mask |= SAW_ERROR
+                    elif kind == 78 or kind == 86:  # NoticeResponse, FunctionCallResponse
+                        mask |= SAW_OTHER
+                    else:
                         raise ProtocolViolation("a server sent an oversized control message")
-                    mask |= SAW_OTHER
                     self.skip = end - n
                     self.mask = mask
                     return n
                 break
             if kind == 90:  # ReadyForQuery
-                if length != 5:
+                if length != 5 or data[i + 5] not in b"ITE":
                     raise ProtocolViolation("a server sent a malformed ReadyForQuery")
                 self.status = data[i + 5]
                 self.mask = mask
@@ -112,8 +121,8 @@ class ReplyWalker:
                 mask |= SAW_NOTIFICATION
             elif kind == 71:
                 mask |= SAW_COPY_IN
-            elif kind == 87:
-                mask |= SAW_COPY_BOTH
+            elif not _REPLIES[kind]:
+                raise ProtocolViolation("a server sent a message of an unknown type")
             i = end
         self.carry = data[i:] if i < n else b""
         self.mask = mask

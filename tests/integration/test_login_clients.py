@@ -338,6 +338,8 @@ def test_a_new_configuration_counts_at_once_and_a_bad_one_not_at_all(start: Star
 def test_a_bad_configuration_at_start(start: Start) -> None:
     with pytest.raises(ConfigError, match=r"auth\.hba line 1"):
         start(auth={"hba": ["host all all all ident"]})
+    with pytest.raises(ConfigError, match=r"listen\.proxy_protocol_trusted"):
+        start(listen={"proxy_protocol": True, "proxy_protocol_trusted": ["somewhere"]})
 
 
 # ---------------------------------------------------------------------------------- P12, P15, P17, P18

@@ -158,22 +158,22 @@ NODE_LIMIT = {"nodes": {"primary": {"max_connections": 4}}}
 def test_limit_of_a_node_over_all_pools(serve: Serve) -> None:
     """Pools of one node together: idle servers of another pool make room, busy ones are waited for."""
     service = serve(NODE_LIMIT)
-    total = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE 'pool%' AND application_name <> 'other'"
-    before = int(service.admin.value(total) or 0)
     holders = [service.client(pool=5) for _ in range(3)]
     for holder in holders:
         holder.run("BEGIN")
     two = service.client(pool=2)
     two.run("BEGIN")
-    late = service.client(pool=3)
-    late.send(Q("SELECT 1"))
+    # A pool's first login is told by a server what the session's parameters are, so it waits as well.
+    late = service.open()
+    late.send(startup_message({"user": "pool3", "database": service.database}), Q("SELECT 1"))
     assert late.silence(0.5)
-    assert int(service.admin.value(total) or 0) - before <= 4
+    assert len(service.servers()) == 4
     # The server of another pool becomes idle, and gives its place.
     two.run("COMMIT")
+    assert late.until()[-1].kind == "Z"
     assert show(late.until()) == ONE
-    assert int(service.admin.value(total) or 0) - before <= 4
     assert eventually(lambda: not service.servers("pool2"))
+    assert len(service.servers()) == 4
     for holder in holders:
         holder.run("COMMIT")
     assert two.query("SELECT 1") == ONE
@@ -194,7 +194,8 @@ def test_limit_in_all(serve: Serve) -> None:
     assert sum(int(row["sv_active"] or 0) + int(row["sv_idle"] or 0) for row in service.console("SHOW POOLS")) <= 3
     count = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{service.database}' AND usename <> 'postgres'"
     nodes = (service.fleet.primary, *service.fleet.replicas)
-    assert 1 <= sum(int(node.query(count)[0][0]) for node in nodes) <= 3
+    # A process of PostgreSQL outlives its socket for a moment.
+    assert eventually(lambda: 1 <= sum(int(node.query(count)[0][0]) for node in nodes) <= 3)
 
 
 def test_users_limit_of_clients(serve: Serve) -> None:
@@ -221,7 +222,7 @@ def test_size_changed_by_a_reload(serve: Serve) -> None:
     resize(2)
     clients[0].run("COMMIT")
     assert eventually(lambda: len(service.servers("pool5")) == 3)
-    for client in clients:
+    for client in clients[1:]:
         client.run("COMMIT")
     assert eventually(lambda: len(service.servers("pool5")) == 2)
     for client in clients[:2]:
