@@ -19,7 +19,12 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 COMPILED := .venv-compiled/bin/python
+# A file's tests stay in one process, because those of a case are compared with each other.
+PYTEST := -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 SOURCES := $(shell find proxy -name '*.py')
+
+# What the tests' processes write, removed however the run ends.
+in_scratch = export TMPDIR=$$(mktemp -d); trap 'rm -rf "$$TMPDIR"' EXIT
 
 .PHONY: demo test test-full test-compiled lint bench compile clean
 
@@ -27,20 +32,23 @@ demo: .venv/.ready
 	$(PY) -m proxy demo $(ARGS)
 
 test: .venv/.ready build/compiled/.ready
-	$(PY) -m pytest -q -m "not full" $(ARGS)
+	$(in_scratch)
+	$(PY) $(PYTEST) -m "not full" $(ARGS)
 	$(MAKE) --no-print-directory test-compiled
 
 # What is compiled belongs to wire/, so the unit tests that import wire/ are run on the compiled build too.
 # They run from a copy: in this directory the pure package would be found first.
 test-compiled: build/compiled/.ready
 	@echo "the tests of wire/ on the compiled build"
+	$(in_scratch)
 	cd build/compiled
 	../../$(COMPILED) -m pytest -q -m "not full" -p no:cacheprovider $$(grep -lE '^(from|import) proxy\.wire' tests/unit/test_*.py)
 
 test-full: .venv/.ready build/compiled/.ready
-	$(PY) -m pytest -q $(ARGS)
+	$(in_scratch)
+	$(PY) $(PYTEST) $(ARGS)
 	cd build/compiled
-	../../$(COMPILED) -m pytest -q -p no:cacheprovider --ignore=tests/unit/test_layering.py $(ARGS)
+	../../$(COMPILED) $(PYTEST) -p no:cacheprovider --ignore=tests/unit/test_layering.py $(ARGS)
 
 lint: .venv/.ready
 	$(PY) -m ruff check .

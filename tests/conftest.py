@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from .support.fleet import POOL_SIZES, Fleet
 from .support.proxy import Proxy, Settings, merged
 from .support.rawpg import Wire
 from .support.target import CUT, DIRECT, SPLIT, TARGETS, Target, difference
+
+FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +51,22 @@ def wait_until_serving(proxy: Proxy, user: str = "pool20", database: str = "post
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "settings(over): settings of the proxy that the test's target needs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a case's many inputs all run on PostgreSQL itself and through the plain proxy; cut and split one does, and
+    the others are left to the long tests. Runs before the selection by marker."""
+    seen: set[tuple[str, str]] = set()
+    for item in items:
+        parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+        variant = parameters.get("target")
+        if variant not in (CUT, SPLIT):
+            continue
+        case = (item.nodeid.partition("[")[0], variant)
+        if case in seen:
+            item.add_marker("full")
+        seen.add(case)
 
 
 StartProxy = Callable[[Settings], Proxy]
@@ -146,7 +164,7 @@ def target(
     target = Target(request.param, address, database, fleet)
     yield target
     target.close()
-    if not target.compare or getattr(request.node, "failed", False):
+    if not target.compare or request.node.stash.get(FAILED, False):
         return
     key = request.node.nodeid.replace(f"[{request.param}", "[").replace(f"-{request.param}", "")
     if request.param == DIRECT:
@@ -157,9 +175,9 @@ def target(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let fixtures know that the test failed: a comparison would only repeat it."""
-    report: Any = yield
+    report = yield
     if report.when == "call" and report.failed:
-        item.failed = True  # type: ignore[attr-defined]
-    return report  # type: ignore[return-value]
+        item.stash[FAILED] = True
+    return report

@@ -50,6 +50,7 @@ class _Watched:
         self.generation = generation
         self.role = Role.COLUMNAR if settings.role == "columnar" else Role.UNKNOWN
         self.addresses: tuple[Address, ...] = ()
+        self.logins = ""
         self.answer: Answer | None = None
         """The last answer that was a pass."""
         self.error = ""
@@ -69,6 +70,7 @@ class _Watched:
             addresses=self.addresses,
             max_connections=self.settings.max_connections,
             generation=self.generation,
+            logins=self.logins,
         )
 
     def facts(self) -> Facts:
@@ -211,6 +213,7 @@ class Controller:
         node = _Watched(name, settings, health, generation)
         if before is not None and same:
             node.addresses = before.addresses
+            node.logins = before.logins
             if settings.role in ("auto", before.role):
                 node.role = before.role
         node.pace = Pace(lambda: self._look(node), lambda: self._config.health.interval, self._rng)
@@ -253,6 +256,8 @@ class Controller:
                 self._take_role(node, role)
             if answer.in_recovery is not None:
                 node.answer = answer
+            if answer.logins:
+                self._take_logins(node, answer.logins)
         elif seen is not Seen.BUSY:
             node.failures += 1
         error = answer.error
@@ -274,6 +279,19 @@ class Controller:
             node.generation += 1
         _log.info("role_found", node=node.name, role=role, before=node.role)
         node.role = role
+
+    def _take_logins(self, node: _Watched, mark: str) -> None:
+        """Roles, their settings or passwords have changed: servers that logged in before don't count any more.
+
+        The primary's word goes for all nodes, since a replica may not show all that it does. A replica's own
+        mark then changes when it has replayed the change, so servers opened there before that go as well.
+        """
+        known, node.logins = node.logins, mark
+        if known in ("", mark):
+            return
+        _log.info("logins_changed", node=node.name)
+        for other in self._nodes.values() if node.role is Role.PRIMARY else (node,):
+            other.generation += 1
 
     def _judge(self) -> None:
         """From all facts to a snapshot, published if it says anything new."""

@@ -52,7 +52,7 @@ class Host(lookup.Host, Protocol):
     def counters(self) -> WorkerCounters: ...
 
     def clients_count(self) -> int:
-        """Clients logged in to this worker."""
+        """Clients logged in, over all workers."""
         ...
 
     def cancel_request(self, pid: int, key: bytes) -> Awaitable[None]:
@@ -174,9 +174,9 @@ class Acceptor:
             task.cancel()
         self._authenticator.close()
 
-    def forget_users(self) -> None:
-        """Passwords have changed on the nodes."""
-        self._authenticator.forget_users()
+    def forget_users(self, user: str = "") -> None:
+        """Passwords have changed on the nodes, of one user or of anybody."""
+        self._authenticator.forget_users(user)
 
     def take(self, sock: socket.socket) -> None:
         """Log in the client of an accepted socket, our own or one that another worker passed on."""

@@ -107,9 +107,9 @@ class Authenticator:
     def close(self) -> None:
         self._lookup.close()
 
-    def forget_users(self) -> None:
-        """Passwords have changed: ask the primary anew."""
-        self._lookup.forget()
+    def forget_users(self, user: str) -> None:
+        """Passwords have changed, of one user or (empty) of anybody: ask the primary anew."""
+        self._lookup.expire(user)
 
     async def run(self, login: ClientLogin, startup: Startup, stream: LoginStream, peer: Peer) -> LoggedIn:
         """Carry a login from its startup packet to the point where AuthenticationOk is due.

@@ -22,6 +22,7 @@ from ..session import rules
 from ..session.prepared import ClientStatements, Compiler, Statement
 from ..session.state import State
 from ..sql.model import Class, Classification, Effect
+from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
 from ..wire.codes import FAILED, IDLE
 from ..wire.frontend import BATCH_LIMIT, Op
@@ -37,8 +38,9 @@ MAX_PIPELINE = 1_000
 """Units of one client in flight; more wait in its socket."""
 MAX_INPUT = 256 * 1024
 """Bytes held for a client that waits; reading pauses beyond."""
-MAX_PARSE = 16 * 1024 * 1024
-"""A named statement's text is kept to be parsed again elsewhere, so it has a bound of its own."""
+MAX_HELD_MESSAGE = 16 * 1024 * 1024
+"""Most messages pass through as they come. A statement's text is kept, to be parsed again elsewhere, and so
+is what comes behind an open batch; those have a bound of their own."""
 
 _STRENGTH = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
 
@@ -56,8 +58,11 @@ _NOT_SETTINGS = frozenset(
 
 _NAMES = Effect.DISCARD | Effect.PREPARE
 _UNSEEN = Effect.UNKNOWN_CODE | Effect.SET_ANY
-_HARMLESS_RUNS = 3
-"""Unseen code that left nothing behind this often is no longer looked after."""
+
+_QUERY = 0
+_PLAIN = B_SYNC | B_PLAIN
+_NAMED = B_SYNC | B_NAMED
+"""Forms of a usual unit: a Query, a batch of the unnamed statement, a batch that binds a named one."""
 
 _EMPTY = Classification(Class.READ, "empty", kind="empty", statements=0)
 _TOO_LONG = Classification(Class.WRITE, "too_long", effects=Effect.UNKNOWN_CODE)
@@ -127,8 +132,8 @@ class Unit:
         self.mark = 0
         self.since = 0.0
 
-    def join(self, classification: Classification) -> None:
-        """Take one more text into account."""
+    def join(self, classification: Classification, trusted: bool = False) -> None:
+        """Take one more text into account. `trusted`: unseen code that has left nothing behind so far."""
         self.classified.append(classification)
         if _STRENGTH[classification.cls] > _STRENGTH[self.cls]:
             self.cls = classification.cls
@@ -140,7 +145,7 @@ class Unit:
         elif Effect.SET_ANY in effects and classification.kind not in ("reset", "discard"):
             self.untracked = True
         if self.unseen:
-            if not effects & ~_UNSEEN and classification.clean_runs >= _HARMLESS_RUNS:
+            if trusted and not effects & ~_UNSEEN:
                 return
         self.effects |= effects
         self.settings |= classification.settings
@@ -231,12 +236,17 @@ class Client(asyncio.Protocol):
         """The client broke the protocol; it ends when what is in flight has been answered."""
         self._uses_sequences = False
         self._readable = True
+        self._context = ""
+        """What besides text and types changes a statement's meaning."""
+        self._home: ServerPool | None = None
+        self._home_snapshot: Snapshot | None = None
+        """For which snapshot `_home` is the pool on the primary."""
         self._out_paused = False
         self._in_paused = False
-        self._reads = Owed(self)
-        self._writes = Owed(self, wrote=True)
-        self._named_reads = Owed(self, extended=True)
-        self._named_writes = Owed(self, wrote=True, extended=True)
+        self._reads = Owed(self, plain=True)
+        self._writes = Owed(self, wrote=True, plain=True)
+        self._named_reads = Owed(self, extended=True, plain=True)
+        self._named_writes = Owed(self, wrote=True, extended=True, plain=True)
         self._greeted: dict[str, str] = {}
         """Reported parameters that the client's startup asked for, as they were first shown."""
         self._named_raw = b""
@@ -248,7 +258,8 @@ class Client(asyncio.Protocol):
         """A Query that came behind an open batch."""
         self._out: list[bytes] = []
         self._early = b""
-        """A plain Query that waits for a server as it came: no Unit is made of it unless need be."""
+        """A usual unit that waits for a server as it came: no Unit is made of it unless need be."""
+        self._early_form = 0
         self._early_class = _EMPTY
         self._stream_sink = False
 
@@ -269,7 +280,7 @@ class Client(asyncio.Protocol):
         self.shown = dict(parameters)
         asked = {name.lower() for name in self.startup}
         self._greeted = {name: value for name, value in parameters.items() if name.lower() in asked}
-        self._readable = readable(self.shown)
+        self._reread()
         out = [build.AUTHENTICATION_OK]
         out.extend(build.parameter_status(name, value) for name, value in self.shown.items())
         out.append(build.backend_key(self.pid, self.key))
@@ -285,105 +296,96 @@ class Client(asyncio.Protocol):
             kind = data[0]
             if kind == 0x51:
                 if int.from_bytes(data[1:5], "big") == len(data) - 1 and data[-1] == 0:
-                    classification = self.worker.classify(data[5:-1])
-                    if classification.plain and self._readable:
-                        server = self._server_at_once(classification, True)
-                        if server is not None:
-                            server.statements.unnamed = self.names.unnamed = None
-                            owed = self._writes if classification.cls is Class.WRITE else self._reads
-                            owed.started = owed.failed = False
-                            server.owed.append(owed)
-                            server.transport.write(data)
-                            return
-                        if self.waiting_in is not None:
-                            self._early = data
-                            self._early_class = classification
-                            return
+                    if self._at_once(_QUERY, data, self.worker.classify(data[5:-1])):
+                        return
             elif kind == 0x50 or kind == 0x42:
                 form = scan_batch(data)
-                if form == B_SYNC | B_PLAIN:
-                    if self._send_plain_batch(data):
+                if form == _PLAIN:
+                    if self._at_once(form, data, self.worker.classify(data[6 : data.find(b"\0", 6)])):
                         return
-                elif form == B_SYNC | B_NAMED and self._send_named_batch(data):
-                    return
+                elif form == _NAMED:
+                    statement = self.names.named.get(data[6 : data.find(b"\0", 6)])
+                    if statement is not None and self._at_once(form, data, statement.classification):
+                        return
         self._slow(data)
 
-    def _plain(self, classification: Classification) -> Owed:
-        owed = self._writes if classification.cls is Class.WRITE else self._reads
-        owed.started = owed.failed = False
-        return owed
-
-    def _send_plain_batch(self, data: bytes) -> bool:
-        """Parse, Bind, (Describe,) Execute, Sync of the unnamed statement: passed on as it is."""
-        end = data.find(b"\0", 6)
-        sql = data[6:end]
-        classification = self.worker.classify(sql)
-        if not classification.plain or not self._readable or classification.kind == "execute":
+    def _at_once(self, form: int, data: bytes, classification: Classification) -> bool:
+        """Send a usual unit as it came, or let it wait for a server as it is (`_early`). False when it
+        needs more than that; the general way then takes it."""
+        if not classification.plain or not self._readable:
             return False
-        server = self._server_at_once(classification)
-        if server is None:
-            return False
-        oids = data[end + 1 : 1 + int.from_bytes(data[1:5], "big")]
-        statement = self.worker.statements.intern(sql, oids, "", classification)
-        server.statements.unnamed = self.names.unnamed = statement
-        server.owed.append(self._plain(classification))
-        server.transport.write(data)
-        return True
-
-    def _send_named_batch(self, data: bytes) -> bool:
-        """Bind of a statement that the server holds: only its name is exchanged."""
-        end = data.find(b"\0", 6)
-        statement = self.names.named.get(data[6:end])
-        if statement is None or not statement.classification.plain or not self._readable:
-            return False
-        server = self._server_at_once(statement.classification)
-        if server is None:
-            return False
-        if statement not in server.statements.named:
-            return False  # linked by now; the general way puts it there
-        name = statement.server_name
-        length = int.from_bytes(data[1:5], "big") + len(name) - (end - 6)
-        owed = self._named_writes if statement.classification.cls is Class.WRITE else self._named_reads
-        owed.started = owed.failed = False
-        owed.retry = None
-        self._named_raw = data
-        server.owed.append(owed)
-        server.transport.write(b"".join((b"B", length.to_bytes(4, "big"), b"\0", name, data[end:])))
-        return True
-
-    def _server_at_once(self, classification: Classification, early: bool = False) -> Server | None:
-        """The server for a plain unit if no wait of any kind is needed, linked; else None. With `early`
-        the client may then have joined the queue for one."""
         server = self.server
         if server is not None:
-            return server if not server.owed and not self._busy else None
+            if server.owed or self._busy:
+                return False
+            return self._pass(server, form, data, classification)
         worker = self.worker
         if self.settings.split:
             route = worker.route_plain(self, classification)
             if route is None:
-                return None
+                return False
             pool = worker.pools.pool(route.node, self)
         else:
-            primary = worker.primary_pool(self)
-            if primary is None:
-                return None
-            pool = primary
+            if self._home_snapshot is not worker.snapshot:
+                self._home = worker.primary_pool(self)
+                self._home_snapshot = worker.snapshot
+            if self._home is None:
+                return False
+            pool = self._home
         server = pool.state.take(self.last_server)
         if server is None:
-            # Only a Query can wait as it is (`_early`); for a batch the general way joins the queue.
-            if early and pool.join(self):
-                self.waiting_in = pool
-                self._gate = True
-            return None
-        if server.state is not self.state or (server.unseen_by is not None and server.unseen_by is not self):
+            if not pool.join(self):
+                return False
+            self.waiting_in = pool
+            self._early = data
+            self._early_form = form
+            self._early_class = classification
+            self._gate = True
+            return True
+        if not self._fits(server):
             pool.give(server)
-            return None
+            return False
+        self._tie(server)
+        return self._pass(server, form, data, classification)
+
+    def _fits(self, server: Server) -> bool:
+        """Whether a server's settings are this client's already."""
+        return server.state is self.state and (server.unseen_by is None or server.unseen_by is self)
+
+    def _tie(self, server: Server) -> None:
+        """Link a server that the pool gave."""
         self.server = server
         server.owner = self
-        pool.counters.queries += 1
         if self._out_paused:
             server.pause()
-        return server
+
+    def _pass(self, server: Server, form: int, data: bytes, classification: Classification) -> bool:
+        """Put a usual unit on a linked server. False when a named statement is not there."""
+        names = self.names
+        if form == _NAMED:
+            end = data.find(b"\0", 6)
+            statement = names.named[data[6:end]]
+            if statement not in server.statements.named:
+                return False
+            name = statement.server_name
+            length = int.from_bytes(data[1:5], "big") + len(name) - (end - 6)
+            owed = self._named_writes if classification.cls is Class.WRITE else self._named_reads
+            self._named_raw = data
+            data = b"".join((b"B", length.to_bytes(4, "big"), b"\0", name, data[end:]))
+        else:
+            owed = self._writes if classification.cls is Class.WRITE else self._reads
+            if form == _QUERY:
+                server.statements.unnamed = names.unnamed = None
+            else:
+                end = data.find(b"\0", 6)
+                oids = data[end + 1 : 1 + int.from_bytes(data[1:5], "big")]
+                statement = self.worker.statements.intern(data[6:end], oids, self._context, classification)
+                server.statements.unnamed = names.unnamed = statement
+        owed.started = owed.failed = False
+        server.owed.append(owed)
+        server.transport.write(data)
+        server.pool.counters.queries += 1
+        return True
 
     def _slow(self, data: bytes) -> None:
         """The general way: message by message."""
@@ -586,12 +588,16 @@ class Client(asyncio.Protocol):
             return UNREADABLE
         return self.worker.classify(sql)
 
+    def _join(self, unit: Unit, classification: Classification) -> None:
+        unseen = not classification.plain and Effect.UNKNOWN_CODE in classification.effects
+        unit.join(classification, unseen and self.worker.trust.holds((self.settings.dbname, classification)))
+
     def _query(self, raw: bytes) -> None:
         if self._batch or self._open is not None:
             self._settle_batch(raw)
             return
         unit = Unit(Kind.QUERY, raw)
-        unit.join(self._classify(raw[5:-1]))
+        self._join(unit, self._classify(raw[5:-1]))
         self._begin(unit)
 
     def _settle_batch(self, raw: bytes) -> None:
@@ -636,9 +642,7 @@ class Client(asyncio.Protocol):
         except (ProtocolViolation, UnicodeDecodeError):
             # The server refuses it in its own words, at its place.
             op = Op(0, raw)
-        if op.kind == frontend.PARSE:
-            classification = self._classify(op.sql)
-            op.statement = self.worker.statements.intern(op.sql, op.oids, self._context(), classification)
+        self._read_statement(op)
         if self._open is not None:
             self._stream_op(op)
             return
@@ -647,11 +651,18 @@ class Client(asyncio.Protocol):
         if self._batch_size > BATCH_LIMIT:
             self._submit(synced=False)
 
-    def _context(self) -> str:
-        """What besides text and types changes a statement's meaning."""
+    def _read_statement(self, op: Op) -> None:
+        """Give a Parse its Statement."""
+        if op.kind == frontend.PARSE:
+            classification = self._classify(op.sql)
+            op.statement = self.worker.statements.intern(op.sql, op.oids, self._context, classification)
+
+    def _reread(self) -> None:
+        """Parameters that decide how texts are read have changed."""
+        self._readable = readable(self.shown)
         encoding = self.shown.get("client_encoding", "UTF8")
         strings = self.shown.get("standard_conforming_strings", "on")
-        return "" if encoding == "UTF8" and strings == "on" else f"{encoding}/{strings}"
+        self._context = "" if encoding == "UTF8" and strings == "on" else f"{encoding}/{strings}"
 
     def _submit(self, synced: bool) -> None:
         """The batch so far becomes a unit."""
@@ -676,12 +687,12 @@ class Client(asyncio.Protocol):
                 assert isinstance(statement, Statement)
                 texts[op.name] = statement
                 unit.named = unit.named or bool(op.name)
-                unit.join(statement.classification)
+                self._join(unit, statement.classification)
             elif op.kind == frontend.BIND or (op.kind == frontend.DESCRIBE and op.target == 0x53):
                 if op.name not in texts:
                     unit.named = True
                     known = self.names.named.get(op.name) if op.name else self.names.unnamed
-                    unit.join(known.classification if known is not None else _EMPTY)
+                    self._join(unit, known.classification if known is not None else _EMPTY)
                     if known is not None:
                         unit.bound_text = known.sql, known.oids
             elif op.kind == frontend.CLOSE:
@@ -771,36 +782,40 @@ class Client(asyncio.Protocol):
         self._resume()
 
     def _thaw(self) -> None:
-        """A Query that waits as it came becomes a parked unit like any other."""
-        if self._early:
-            unit = Unit(Kind.QUERY, self._early)
+        """What waits as it came becomes a parked unit like any other."""
+        data = self._early
+        if not data:
+            return
+        self._early = b""
+        if self._early_form == _QUERY:
+            unit = Unit(Kind.QUERY, data)
             unit.join(self._early_class)
-            self._early = b""
-            self._parked = unit
+        else:
+            unit = Unit(Kind.BATCH)
+            unit.ops = _split(data)
+            for op in unit.ops:
+                self._read_statement(op)
+            self._judge(unit)
+        self._parked = unit
 
     def server_granted(self, server: Server) -> None:
-        """The pool has a server for the parked unit."""
+        """The pool has a server for what waits."""
         self.waiting_in = None
         data = self._early
-        if data and server.state is self.state and (server.unseen_by is None or server.unseen_by is self):
-            self._early = b""
-            self.server = server
-            server.owner = self
-            pool = server.pool
-            pool.counters.queries += 1
-            if self._out_paused:
-                server.pause()
-            server.statements.unnamed = self.names.unnamed = None
-            owed = self._writes if self._early_class.cls is Class.WRITE else self._reads
-            owed.started = owed.failed = False
-            server.owed.append(owed)
-            server.transport.write(data)
-            self._go_on()
-            return
+        if data and self._fits(server):
+            self._tie(server)
+            if self._pass(server, self._early_form, data, self._early_class):
+                self._early = b""
+                if self._input:
+                    self._go_on()
+                else:
+                    self._settle_gate()
+                return
         self._thaw()
         unit = self._parked
         self._parked = None
         if unit is None or self.closed:
+            self.server = server.owner = None
             server.pool.give(server)
             return
         self._link(server, unit)
@@ -809,8 +824,7 @@ class Client(asyncio.Protocol):
     def _link(self, server: Server, unit: Unit) -> None:
         self.server = server
         server.owner = self
-        if unit.since:
-            unit.since = 0.0
+        unit.since = 0.0
         if self._out_paused:
             server.pause()
         if unit.reads_sequence and (server.last_writer is not self or not server.pool.is_primary()):
@@ -825,7 +839,7 @@ class Client(asyncio.Protocol):
                 ),
             )
             return
-        if server.state is not self.state or (server.unseen_by is not None and server.unseen_by is not self):
+        if not self._fits(server):
             self._sync(server, unit)
             return
         self._transmit(server, unit)
@@ -836,9 +850,8 @@ class Client(asyncio.Protocol):
         before = server.state.values
         sql = rules.sync_sql(before, self.state.values)
         if server.unseen_by is not None and server.unseen_by is not self:
-            # Another client's unseen code may have left custom settings that no question can list.
-            identity = {name: value for name, value in before.items() if name in rules.IDENTITY}
-            sql = "; ".join(filter(None, ("RESET ALL", rules.sync_sql(identity, self.state.values))))
+            # Another client's unseen code may have left anything: it is not looked at each time.
+            sql = rules.clean_sql(self.state.values)
         server.unseen_by = None
         if not sql:
             server.state = self.state
@@ -966,7 +979,7 @@ class Client(asyncio.Protocol):
             self._parsing += 1
         server.owed.append(owed)
         server.transport.write(b"".join(out))
-        if len(server.owed) == 1:
+        if not unit.synced and len(server.owed) == 1:
             server.made(owed)
 
     def _compile(self, compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:
@@ -1082,8 +1095,8 @@ class Client(asyncio.Protocol):
             return True
         if kind == frontend.BIND:
             return self._stream_bind(part, rest)
-        if kind == frontend.PARSE and len(part) + rest > MAX_PARSE:
-            raise ProtocolViolation(f"a statement of more than {MAX_PARSE} bytes can't be prepared", sqlstate="54000")
+        if len(part) + rest > MAX_HELD_MESSAGE:
+            raise ProtocolViolation(f"a message of this kind may not exceed {MAX_HELD_MESSAGE} bytes", sqlstate="54000")
         return False
 
     def _stream_bind(self, part: bytes, rest: int) -> bool:
@@ -1091,6 +1104,8 @@ class Client(asyncio.Protocol):
         first = part.find(b"\0", 5)
         second = part.find(b"\0", first + 1) if first >= 0 else -1
         if second < 0:
+            if len(part) > BATCH_LIMIT:
+                raise ProtocolViolation("the names in a Bind message are too long", sqlstate="54000")
             return False
         op = Op(frontend.BIND, part)
         op.portal, op.name, op.rest = part[5:first], part[first + 1 : second], second + 1
@@ -1131,7 +1146,7 @@ class Client(asyncio.Protocol):
                 return None
         self.shown[name] = value
         if name in ("client_encoding", "standard_conforming_strings"):
-            self._readable = readable(self.shown)
+            self._reread()
         if name == "session_authorization" or name == "is_superuser":
             self._touched |= Effect.ROLE
         elif name not in _NOT_SETTINGS:
@@ -1183,6 +1198,7 @@ class Client(asyncio.Protocol):
         for statement in used:
             del server.statements.named[statement]
         self._stale_names = [s.server_name for s in used]
+        self._gate = True  # `unit_done` has something to do
         if unit is None or not first or not used or len(server.owed) != 1 or unit.retried or server.status != IDLE:
             return True
         if any(op.name in self.names.described for op in unit.ops if op.name):
@@ -1197,11 +1213,13 @@ class Client(asyncio.Protocol):
         if not unit.ops and unit.raw:
             unit.ops = _split(unit.raw)
             self._judge(unit)
-        return {
-            s
-            for op in unit.ops
-            if op.kind in (frontend.BIND, frontend.DESCRIBE, frontend.PARSE) and (s := self.names.named.get(op.name))
-        }
+        used = set()
+        for op in unit.ops:
+            if isinstance(op.statement, Statement):
+                used.add(op.statement)
+            elif op.kind in (frontend.BIND, frontend.DESCRIBE) and (known := self.names.named.get(op.name)):
+                used.add(known)
+        return used
 
     def _run_again(self) -> None:
         unit, server = self._named_unit, self.server
@@ -1212,11 +1230,21 @@ class Client(asyncio.Protocol):
             server.tell(b"".join(build.close(b"S", name) for name in self._stale_names))
             self._stale_names = []
         self._named_unit = None
+        for op in unit.ops:
+            if op.kind == frontend.PARSE:
+                self.names.named.pop(op.name, None)  # it is parsed once more
         self._transmit(server, unit)
 
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""
         self.units += 1
+        if owed.plain and not self._gate and status == IDLE and not self._touched and not server.owed and not self.pins:
+            # Nothing unusual is going on: the server is free.
+            if owed.wrote:
+                server.last_writer = self
+                self.worker.wrote(self)
+            self._release(server)
+            return
         if self._doomed is not None and not server.owed:
             self.fail(self._doomed)
             return
@@ -1229,7 +1257,8 @@ class Client(asyncio.Protocol):
         self._awaiting_copy = False
         self._resync = False
         if owed.retry is not None:
-            owed.retry()
+            retry, owed.retry = owed.retry, None
+            retry()
             return
         if owed.squatters:
             server.tell(b"".join(build.close(b"S", name) for name in owed.squatters))
@@ -1319,7 +1348,10 @@ class Client(asyncio.Protocol):
             self._touched_names.clear()
             return
         effects = rules.audited(self._touched)
-        sql = rules.audit_sql(effects, self._touched_names, server.pool.user)
+        names = self._touched_names
+        if Effect.SET_ANY in effects:
+            names = names.union(name for name in self.state.values if "." in name)
+        sql = rules.audit_sql(effects, names, server.pool.user)
         if Effect.LOAD in effects:
             self.pins.add(rules.PIN_LOAD)
         if self._untracked:
@@ -1354,7 +1386,7 @@ class Client(asyncio.Protocol):
         state = self.worker.states.intern(answer.values)
         clean = state is self.state and answer.pins == self.pins
         for classification in self._unseen:
-            classification.clean_runs = classification.clean_runs + 1 if clean else 0
+            self.worker.trust.note((self.settings.dbname, classification), clean)
         self._unseen.clear()
         if answer.pins and not self.pins:
             self.worker.counters.pins += 1
@@ -1452,7 +1484,8 @@ class Client(asyncio.Protocol):
         if isinstance(error, ProtocolViolation):
             self.worker.counters.protocol_errors += 1
         self.worker.client_event(self, "client_failed", sqlstate=error.sqlstate, message=error.message)
-        self.transport.write(build.error_response(error, "FATAL"))
+        if self.server is None or not self.server.mid_message:
+            self.transport.write(build.error_response(error, "FATAL"))
         self._leave()
 
     def server_lost(self, server: Server, fatal: bool) -> None:
@@ -1466,7 +1499,7 @@ class Client(asyncio.Protocol):
             if not self.pins and server.status == IDLE and not fatal:
                 self._begin(unit)
                 return
-        if not fatal and not self.closed:
+        if not fatal and not self.closed and not server.mid_message:
             wrote = any(owed.wrote for owed in server.owed)
             self.transport.write(
                 build.error_response(
@@ -1540,6 +1573,8 @@ class Client(asyncio.Protocol):
 
 
 def _texts(row: list[bytes | None]) -> tuple[str, str, str | None]:
+    if len(row) < 3:
+        raise ProtocolViolation("a node's answer to a question of the proxy has another shape")
     kind, name, value = (None if v is None else v.decode("utf-8", "replace") for v in row[:3])
     return kind or "", name or "", value
 

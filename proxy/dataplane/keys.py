@@ -52,6 +52,10 @@ class KeyCache:
             self._kept.popitem(last=False)
         return derived
 
+    def forget(self) -> None:
+        """Passwords have changed: keep none of the old ones' keys."""
+        self._kept.clear()
+
     async def once(self, password: str, salt: bytes, iterations: int) -> ScramKeys:
         """Keys of a password that a client claims: not kept, lest wrong ones push out the right ones."""
         loop = asyncio.get_running_loop()

@@ -70,6 +70,7 @@ class UserLookup:
         self._tokens = 0.0
         self._counted_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._expired = 0
 
     async def find(self, user: str, database: str) -> str | None:
         """The stored password, or None for a user without one (or none at all).
@@ -99,8 +100,16 @@ class UserLookup:
             return known.stored
 
     def forget(self) -> None:
-        """Drop all answers, after a reload or when passwords have changed."""
+        """Drop all answers: after a reload another query may be meant."""
         self._answers.clear()
+
+    def expire(self, user: str) -> None:
+        """Passwords have changed, of one user or (empty) of anybody: ask anew. The old answers are still good
+        enough while the primary is away."""
+        self._expired += 1
+        for key, answer in self._answers.items():
+            if not user or key[0] == user:
+                self._answers[key] = _Answer(0.0, answer.stored)
 
     def close(self) -> None:
         if self._idle_timer is not None:
@@ -135,9 +144,12 @@ class UserLookup:
         user, database = key
         settings = self._host.config.auth.query
         async with self._turn:
+            expired = self._expired
             stored = await self._ask(user, database)
         keep = settings.negative_cache if stored is None else settings.cache
-        self._answers[key] = _Answer(self._host.clock.now() + keep, stored)
+        # What was asked before a change that came meanwhile may be the old password.
+        until = self._host.clock.now() + keep if expired == self._expired else 0.0
+        self._answers[key] = _Answer(until, stored)
         self._answers.move_to_end(key)
         if len(self._answers) > MAX_ENTRIES:
             self._answers.popitem(last=False)

@@ -23,11 +23,11 @@ from ..topology.snapshot import NodeView
 from ..wire import build
 from ..wire.auth import Credentials
 from ..wire.codes import IDLE
+from .client import Client
 from .connect import cancel, dial, tls_mode
 from .server import NODE_VIEW, Server
 
 if TYPE_CHECKING:
-    from .client import Client
     from .worker import Worker
 
 MAX_WELCOMES = 1_000
@@ -35,6 +35,8 @@ MAX_WELCOMES = 1_000
 MAX_POOLS = 10_000
 _PATIENT = frozenset(("53300", "57P03", "53400", "55006"))
 """Answers to a login that mean "not now": the waiters wait on, the dial is tried again."""
+_WRONG_PASSWORD = "28P01"
+_NOT_LET_IN = (_WRONG_PASSWORD, "28000")
 _FIRST_RETRY = 0.1
 _LAST_RETRY = 2.0
 """Seconds between dials of a pool whose node does not let us in."""
@@ -52,7 +54,6 @@ class ServerPool:
         self.key = f"{node}/{database}/{user}"
         self.size = size
         """Limit over all workers."""
-        self.credentials = Credentials(user)
         self.counters = PoolCounters()
         self.state: Pool[Server, Client] = Pool(pools.permits(self.key, size), pools.worker.config.pool.max_waiting)
         self.welcomes: dict[State, dict[str, str]] = {}
@@ -236,6 +237,11 @@ class ServerPool:
     # ---- opening
 
     @property
+    def credentials(self) -> Credentials:
+        """How servers log in."""
+        return self.pools.credentials.get((self.database, self.user)) or Credentials(self.user)
+
+    @property
     def generation(self) -> int:
         view = self.pools.worker.snapshot.nodes.get(self.node)
         return view.generation if view is not None else -1
@@ -282,6 +288,7 @@ class ServerPool:
         error: TridentError | None = None
         dialled = None
         generation = self.generation
+        credentials = self.credentials
         try:
             if view is None:
                 raise NodeFailure(f'node "{self.node}" is no longer configured')
@@ -289,7 +296,7 @@ class ServerPool:
                 view,
                 link,
                 tls_mode(worker.config, self.node),
-                worker.credentials(self, view),
+                worker.completed(credentials, view, self.database),
                 {"database": self.database},
                 loop=worker.loop,
                 deadline=worker.loop.time() + link.connect_timeout,
@@ -300,12 +307,11 @@ class ServerPool:
             self.state.opened()
             self.pools.opening[self.node] -= 1
         if dialled is None:
-            self._open_failed(error or NodeFailure("the dial was given up"))
+            error = error or NodeFailure("the dial was given up")
+            if error.sqlstate in _NOT_LET_IN:
+                self.pools.login_refused(self, credentials, error.sqlstate)
+            self._open_failed(error)
             return
-        self._retry = 0.0
-        self.retry_at = 0.0
-        self.last_error = None
-        self.counters.connects += 1
         now = worker.clock.now()
         server = Server(self, worker.states.empty, worker.config.pool.max_prepared_statements)
         server.transport = dialled.transport
@@ -319,11 +325,18 @@ class ServerPool:
         server.idle_since = now
         lifetime = worker.config.pool.lifetime
         server.expires = now + lifetime * (1 - 0.1 * worker.rng.random()) if lifetime else 0.0
+        self.state.taken[server] = None
         dialled.transport.set_protocol(server)
         if dialled.leftover:
             server.data_received(dialled.leftover)
+            if server.closed:
+                self._open_failed(NodeFailure(f'node "{self.node}" said more than its login', sqlstate="08P01"))
+                return
         dialled.transport.resume_reading()
-        self.state.taken[server] = None
+        self._retry = 0.0
+        self.retry_at = 0.0
+        self.last_error = None
+        self.counters.connects += 1
         worker.log.debug("server_opened", node=self.node, pool=self.key, pid=server.pid)
         self.give(server)
 
@@ -433,6 +446,8 @@ class Pools:
         self.all: dict[tuple[str, str, str], ServerPool] = {}
         self.opening: dict[str, int] = {}
         self.primary_view: dict[str, str] = {}
+        self.credentials: dict[tuple[str, str], Credentials] = {}
+        """By database and user, in the order in which they were proved."""
         self.granted: dict[str, int] = {}
         self.asked: dict[str, float] = {}
 
@@ -446,9 +461,27 @@ class Pools:
                 self._forget_unused()
             pool = self.all[key] = ServerPool(self, node, settings.dbname, settings.user, settings.pool_size)
             pool.mode = settings.mode
-        if client.settings.credentials is not None and client.settings.credentials is not pool.credentials:
-            pool.credentials = client.settings.credentials
         return pool
+
+    def logged_in(self, database: str, user: str, credentials: Credentials) -> None:
+        """A client proved a password: the newest login tells how servers log in, for all of its database
+        and user."""
+        self.credentials.pop((database, user), None)
+        if len(self.credentials) >= MAX_POOLS:
+            del self.credentials[next(iter(self.credentials))]
+        self.credentials[database, user] = credentials
+
+    def login_refused(self, pool: ServerPool, credentials: Credentials, sqlstate: str) -> None:
+        """A node does not let us in with what a client had proved: role or password were changed meanwhile.
+
+        A wrong password is used no more; a replica may be behind, so that is for the primary to say. 28000 has
+        other reasons, which may pass.
+        """
+        pool.welcomes.clear()
+        self.worker.forget_user(pool.user)
+        key = (pool.database, pool.user)
+        if sqlstate == _WRONG_PASSWORD and pool.is_primary() and self.credentials.get(key) is credentials:
+            del self.credentials[key]
 
     def _forget_unused(self) -> None:
         for key, pool in list(self.all.items()):
@@ -607,21 +640,25 @@ class Pools:
                     server.retired = True
                 if server.abandoned_at and now - server.abandoned_at > settings.drain_timeout:
                     pool.close(server, "it did not finish what its client had left")
-                elif settings.query_timeout and server.owed and server.owner is not None:
-                    if not server.busy_since:
+                elif settings.query_timeout and server.owed and isinstance(server.owner, Client):
+                    # Sampled once a second, so that no unit has to note the time.
+                    if server.busy_with != server.owner.units:
+                        server.busy_with = server.owner.units
                         server.busy_since = now
                     elif now - server.busy_since > settings.query_timeout and not server.cancelling:
                         pool.counters.query_timeouts += 1
                         server.busy_since = now
                         pool.cancel(server)
                 else:
-                    server.busy_since = 0.0
+                    server.busy_with = -1
             if settings.min_pool_size and not gone:
                 pool.fill(settings.min_pool_size)
 
     def generations_changed(self) -> None:
-        """A new snapshot: servers of a node's earlier generation take no more work."""
+        """A new snapshot: servers of a node's earlier generation take no more work, and what a login is told
+        may have changed on all nodes."""
         for pool in self.all.values():
+            pool.welcomes.clear()
             generation = pool.generation
             for server in [*pool.state.idle, *pool.state.taken]:
                 if server.generation != generation:

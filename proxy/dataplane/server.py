@@ -63,9 +63,11 @@ class Owed:
         "complete",
         "effects",
         "error",
+        "executed",
         "extended",
         "failed",
         "names",
+        "plain",
         "retry",
         "sink",
         "squatters",
@@ -75,8 +77,10 @@ class Owed:
         "wrote",
     )
 
-    def __init__(self, sink: Sink | None, *, wrote: bool = False, extended: bool = False) -> None:
+    def __init__(self, sink: Sink | None, *, wrote: bool = False, extended: bool = False, plain: bool = False) -> None:
         self.sink = sink
+        self.plain = plain
+        """Of a usual unit: kept by its client and used again and again."""
         self.wrote = wrote
         """Whether the unit may have written (its end marks the database as written)."""
         self.extended = extended
@@ -88,6 +92,8 @@ class Owed:
         self.at = 0
         self.failed = False
         self.error: dict[str, str] | None = None
+        self.executed = False
+        """Whether a statement of a batch has run."""
         self.started = False
         """Whether anything of the answer has reached the sink."""
         self.names: tuple[bytes, Statement | None] | None = None
@@ -97,6 +103,10 @@ class Owed:
         self.collect = False
         self.collected: list[bytes] = []
         self.then: Callable[[Server, list[list[bytes | None]], dict[str, str] | None], None] | None = None
+
+    def again(self) -> bool:
+        """Whether the unit is to be run once more: nothing of this answer is passed on."""
+        return self.retry is not None
 
 
 class Server(asyncio.Protocol):
@@ -109,6 +119,7 @@ class Server(asyncio.Protocol):
         "address",
         "at_login",
         "busy_since",
+        "busy_with",
         "cancelling",
         "closed",
         "closing_reason",
@@ -116,6 +127,7 @@ class Server(asyncio.Protocol):
         "dirty",
         "expires",
         "fatal",
+        "full",
         "generation",
         "idle_since",
         "key",
@@ -157,11 +169,15 @@ class Server(asyncio.Protocol):
         self.expires = 0.0
         self.idle_since = 0.0
         self.busy_since = 0.0
+        self.busy_with = -1
+        """How many units its client had done when `busy_since` was noted."""
         self.abandoned_at = 0.0
         self.dirty = False
         """A client left state behind that must be discarded before anybody else comes."""
         self.fatal = False
         """The node has said FATAL: its end of the connection is announced."""
+        self.full = False
+        """Its write buffer is: nothing more should be read for it."""
         self.retired = False
         self.closed = False
         self.closing_reason = ""
@@ -221,12 +237,13 @@ class Server(asyncio.Protocol):
                 if sink is not None and head.steps is None and not head.collect:
                     if end > pos:
                         chunk = data if end - pos == n else data[pos:end]
-                        if walker.mask & RARE or head.names is not None:
+                        if walker.mask & RARE or head.names is not None or head.retry is not None:
                             chunk = self._look(head, sink, chunk, within)
                         if chunk:
                             sink.write(chunk)
                             head.started = True
-                elif end > pos:
+                elif end > pos and (head.steps is not None or head.collect or walker.mask & RARE):
+                    # (Rows whose owner has gone are not even looked at.)
                     self._special(head, data[pos:end], within)
                 if not status:
                     return
@@ -247,10 +264,8 @@ class Server(asyncio.Protocol):
             self.pool.out_of_step(self, error.message)
 
     def _finish(self, head: Owed, status: int) -> None:
-        if owed := self.owed:
-            following = owed[0]
-            if following.steps is not None:
-                self.made(following)
+        if (owed := self.owed) and not owed[0].complete:
+            self.made(owed[0])
         if head.collect:
             if head.then is not None:
                 rows = [] if head.error else self._rows(head.collected)
@@ -269,6 +284,8 @@ class Server(asyncio.Protocol):
 
     def _look(self, head: Owed, sink: Sink, chunk: bytes, within: int) -> bytes:
         """Look into a chunk that holds something rare; what may be passed on of it."""
+        if head.again():
+            return b""  # the rest of an answer that is asked for again
         edited: list[bytes] | None = None
         kept = 0
         pos = within
@@ -302,7 +319,7 @@ class Server(asyncio.Protocol):
             pos = end
         if edited is None:
             return chunk
-        if head.retry is not None:
+        if head.again():
             return b""
         edited.append(chunk[kept:])
         return b"".join(edited)
@@ -370,6 +387,8 @@ class Server(asyncio.Protocol):
             if end > n and kind != 0x45:
                 break
             show = True
+            if head.at < len(steps) and not head.failed:
+                self._made(head, steps, out)
             if kind == 0x44 or kind == 0x64 or kind == 0x4E or kind == 0x41:  # D d N A
                 pass
             elif kind == 0x5A:
@@ -381,7 +400,7 @@ class Server(asyncio.Protocol):
                 show = False
             elif kind == 0x45:
                 fields = self._error(chunk[pos + 5 : end], end <= n)
-                show = sink.unit_failed(self, head, fields, not head.started and not out)
+                show = sink.unit_failed(self, head, fields, not head.started and not head.executed)
                 if head.at < len(steps):
                     self._step_failed(head, steps[head.at])
                 head.failed = True
@@ -395,6 +414,7 @@ class Server(asyncio.Protocol):
                 if pending.step not in _STEP_ENDS[kind]:
                     raise ProtocolViolation("a server's replies are out of step")
                 head.at += 1
+                head.executed = head.executed or pending.step is Step.EXECUTE
                 show = self._step_done(head, pending, chunk[pos + 5 : end])
             if show:
                 out.append(chunk[pos:end])
@@ -412,7 +432,7 @@ class Server(asyncio.Protocol):
             sink.batch_settled(head)
 
     def made(self, head: Owed) -> None:
-        """Pass on replies of our own that are due at once: nothing before them is outstanding."""
+        """Pass on replies of our own to a batch that has no Sync yet: nothing else may come to carry them."""
         steps = head.steps
         if steps is None or head.sink is None or head.failed:
             return
@@ -518,10 +538,12 @@ class Server(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
+        self.full = True
         if self.owner is not None:
             self.owner.server_paused(True)
 
     def resume_writing(self) -> None:
+        self.full = False
         if self.owner is not None:
             self.owner.server_paused(False)
 

@@ -6,8 +6,6 @@ One task, ten passes a second, instead of a timer per object. Called by `worker`
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Terminated
@@ -20,16 +18,6 @@ if TYPE_CHECKING:
 PERIOD = 0.1
 
 
-def datagram_socket(path: str) -> socket.socket:
-    """A worker's own datagram socket."""
-    if os.path.exists(path):
-        os.unlink(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    sock.setblocking(False)
-    sock.bind(path)
-    return sock
-
-
 async def run(worker: Worker) -> None:
     """For ever."""
     passes = 0
@@ -39,6 +27,7 @@ async def run(worker: Worker) -> None:
         now = worker.now = worker.clock.now()
         worker.pools.upkeep(now)
         worker.expire_holds(now)
+        worker.tell_load()
         if passes % 10 == 0:
             worker.pools.housekeeping(now)
             _idle_clients(worker, now)

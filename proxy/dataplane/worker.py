@@ -39,16 +39,18 @@ from ..metrics.counters import WorkerCounters
 from ..routing.router import Hold, Route, Router
 from ..session.prepared import Statements
 from ..session.state import States
+from ..session.trust import Trust
 from ..sql.classify import Classifier
 from ..sql.model import Class, Classification
 from ..topology.snapshot import Freshness, NodeView, Snapshot
 from ..wire import build
 from ..wire.auth import Credentials
-from . import upkeep
+from . import keys, upkeep
 from .accept import Acceptor
 from .authenticate import LoggedIn
+from .balance import Peers
 from .capability import Capabilities
-from .client import Client, Unit
+from .client import Client, Kind, Unit
 from .connect import dial, tls_mode, with_passfile
 from .lookup import CONSOLE_DATABASES
 from .pools import Pools, ServerPool
@@ -91,9 +93,12 @@ class Worker:
         self._datagrams = setup.datagrams
         self._board = Board(setup.board, index) if setup.board else None
         self._written: dict[str, int] = {}
+        self._started_ns = clock.boot_ns()
+        """What was written before is not known here."""
         self._need_asked = 0.0
         self._needed_ns = 0
         self.states = States()
+        self.trust = Trust()
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self._classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
         self.classify: Callable[[bytes], Classification] = self._classifier.classify
@@ -109,8 +114,8 @@ class Worker:
         self._serial = 0
         self._held: dict[Client, tuple[float, TridentError]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._acceptor = Acceptor(self)
-        self._cancel_socket: socket.socket | None = None
+        self._peers: Peers | None = None
+        self._acceptor = Acceptor(self, self._elsewhere)
         self._passfile = ""
         self.draining = False
 
@@ -120,15 +125,26 @@ class Worker:
         """Serve on these sockets."""
         if self.config.auth.passfile:
             self._passfile = await asyncio.to_thread(_read, self.config.auth.passfile)
-        if self._datagrams:
-            self._cancel_socket = upkeep.datagram_socket(self._datagrams[self.index])
-            self.loop.add_reader(self._cancel_socket, self._datagram)
+        if self._board is not None and self.workers > 1:
+            self._peers = Peers(
+                loop=self.loop,
+                clock=self.clock,
+                log=self.log,
+                board=self._board,
+                index=self.index,
+                paths=self._datagrams,
+                load=lambda: (self._own_clients(), self.counters.logins_current),
+                take=self._acceptor.take,
+                cancel=self._cancel,
+            )
         self.spawn(upkeep.run(self), "upkeep")
         self._acceptor.start(listen_sockets)
 
     async def stop(self, seconds: float) -> None:
         """Take no more clients; return when transactions have ended, or after `seconds`."""
         self._acceptor.stop()
+        if self._peers is not None:
+            self._peers.stop()
         self.draining = True
         deadline = self.clock.now() + seconds
         while True:
@@ -143,9 +159,8 @@ class Worker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._cancel_socket is not None:
-            self.loop.remove_reader(self._cancel_socket)
-            self._cancel_socket.close()
+        if self._peers is not None:
+            self._peers.close()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """The one door for tasks: named, held, failures logged."""
@@ -181,9 +196,13 @@ class Worker:
         before = self.snapshot
         self.snapshot = snapshot
         self.router = Router(snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
-        if snapshot.primary != before.primary:
+        # While there is none, what the last one said still greets new clients.
+        if snapshot.primary not in ("", before.primary):
             self.pools.primary_changed()
-        self.pools.generations_changed()
+        if _generations(snapshot) != _generations(before):
+            self.pools.generations_changed()
+            self._acceptor.forget_users()
+            keys.cache.forget()
         for pool in list(self.pools.all.values()):
             self._move_waiters(pool)
         self._release_held()
@@ -223,7 +242,7 @@ class Worker:
         """Once a second."""
         self.counters.classify_hits = self._classifier.hits
         self.counters.classify_misses = self._classifier.misses
-        self.counters.clients_current = len(self.clients) + self._relays
+        self.counters.clients_current = self._own_clients()
         self.counters.held_current = len(self._held)
         self.counters.pinned_current = sum(1 for c in self.clients.values() if c.pins)
         self._send(Counters(self.index, self.counters.as_dict(), upkeep.report(self, "pools")))
@@ -231,7 +250,20 @@ class Worker:
     # ------------------------------------------------------------------ clients come and go
 
     def clients_count(self) -> int:
+        """Clients of all workers: `listen.max_clients` holds over them."""
+        elsewhere = self._peers.clients_elsewhere() if self._peers is not None else 0
+        return self._own_clients() + elsewhere
+
+    def _own_clients(self) -> int:
         return len(self.clients) + self._relays
+
+    def tell_load(self) -> None:
+        """Let the other workers know how many clients there are here."""
+        if self._peers is not None:
+            self._peers.tell()
+
+    def _elsewhere(self, sock: socket.socket) -> bool:
+        return self._peers is not None and self._peers.elsewhere(sock)
 
     def primary_node(self) -> NodeView | None:
         return self.snapshot.nodes.get(self.snapshot.primary)
@@ -281,12 +313,15 @@ class Worker:
                 transport.write(build.error_response(error, "FATAL"))
                 transport.close()
                 return
+        if settings.credentials is not None:
+            self.pools.logged_in(settings.dbname, settings.user, settings.credentials)
         self._serial += 1
         client = Client(self, transport, logged_in, settings, self._serial)
         client.pid = ids.cancel_pid(self.instance, self.index, self._serial)
         client.key = os.urandom(4 if logged_in.minor < 2 else 32)
         self._keys[client.pid, client.key] = client
         self.clients[client.number] = client
+        self.tell_load()
         self.client_event(client, "client_connected", peer=logged_in.peer, auth=logged_in.authenticated_by)
         transport.set_protocol(client)
         client.welcome()
@@ -300,6 +335,7 @@ class Worker:
         self.clients.pop(client.number, None)
         self._keys.pop((client.pid, client.key), None)
         self._held.pop(client, None)
+        self.tell_load()
         self.client_event(client, "client_disconnected")
 
     def client_event(self, client: Client, event: str, **fields: object) -> None:
@@ -338,7 +374,7 @@ class Worker:
                 view,
                 self.config.server,
                 tls_mode(self.config, view.name),
-                self._completed(settings.credentials or Credentials(settings.user), view, settings.dbname),
+                self.completed(settings.credentials or Credentials(settings.user), view, settings.dbname),
                 params,
                 loop=self.loop,
                 deadline=self.loop.time() + self.config.server.connect_timeout,
@@ -358,11 +394,12 @@ class Worker:
     def _relay_gone(self) -> None:
         self._relays -= 1
 
-    def credentials(self, pool: ServerPool, view: NodeView) -> Credentials:
-        """How the servers of a pool log in."""
-        return self._completed(pool.credentials, view, pool.database)
+    def forget_user(self, user: str) -> None:
+        """A node no longer lets a user in: what was looked up of it may be old."""
+        self._acceptor.forget_users(user)
 
-    def _completed(self, credentials: Credentials, view: NodeView, database: str) -> Credentials:
+    def completed(self, credentials: Credentials, view: NodeView, database: str) -> Credentials:
+        """Credentials with the password of the password file, where they have none."""
         return with_passfile(credentials, self._passfile, view, database) if self._passfile else credentials
 
     # ------------------------------------------------------------------ cancel
@@ -372,21 +409,8 @@ class Worker:
         instance, worker = ids.cancel_owner(pid)
         if instance == self.instance and worker == self.index:
             self._cancel(pid, key)
-        elif instance == self.instance and worker < len(self._datagrams) and self._cancel_socket is not None:
-            try:
-                self._cancel_socket.sendto(pid.to_bytes(4, "big") + key, self._datagrams[worker])
-            except OSError as error:
-                self.log.warning("cancel_not_forwarded", to=worker, error=str(error))
-
-    def _datagram(self) -> None:
-        assert self._cancel_socket is not None
-        for _ in range(64):
-            try:
-                data = self._cancel_socket.recv(512)
-            except (BlockingIOError, InterruptedError):
-                return
-            if len(data) > 4:
-                self._cancel(int.from_bytes(data[:4], "big"), data[4:])
+        elif instance == self.instance and worker < self.workers and self._peers is not None:
+            await self._peers.forward_cancel(worker, pid, key)
 
     def _cancel(self, pid: int, key: bytes) -> None:
         client = self._keys.get((pid, key))
@@ -399,7 +423,7 @@ class Worker:
         """When the client's database was last written, by any worker (boot_ns)."""
         if self._board is not None and self.workers > 1:
             return self._board.latest(slot_of(client.settings.dbname))
-        return self._written.get(client.settings.dbname, 0)
+        return self._written.get(client.settings.dbname, self._started_ns)
 
     def wrote(self, client: Client) -> None:
         """A unit that may have written has ended."""
@@ -426,7 +450,7 @@ class Worker:
 
     def known_pool(self, client: Client) -> ServerPool | None:
         """A pool of the client's database and user from which its greeting can be known."""
-        for node in (self.snapshot.primary, *self.snapshot.replicas):
+        for node in (self.snapshot.primary, *self.snapshot.nodes):
             pool = self.pools.all.get((node, client.settings.dbname, client.settings.user))
             if pool is not None and pool.welcomes:
                 return pool
@@ -453,7 +477,10 @@ class Worker:
             if known is None:
                 return None
             able = known
-        return self._route(client, unit.cls, unit.mark, able)
+        cls = unit.cls
+        if unit.kind is Kind.WELCOME and not self.snapshot.primary:
+            cls = Class.READ  # any node can tell whether the client's settings are right
+        return self._route(client, cls, unit.mark, able)
 
     def _route(self, client: Client, cls: Class, written_ns: int, able: bool) -> Route | Hold:
         fresh = self.freshness
@@ -511,6 +538,10 @@ class Worker:
 
     def protocol_error(self, error: ProtocolViolation) -> None:
         self.counters.protocol_errors += 1
+
+
+def _generations(snapshot: Snapshot) -> dict[str, int]:
+    return {name: view.generation for name, view in snapshot.nodes.items()}
 
 
 def _read(path: str) -> str:

@@ -50,6 +50,15 @@ SETTINGS: dict[str, str] = {
 HBA: tuple[str, ...] = ("host all all 127.0.0.1/32 trust", "host all all ::1/128 trust")
 """Access over TCP when the caller names none. The superuser may always use the Unix socket."""
 
+_REMOVE = """
+read -r nothing
+find /proc -maxdepth 2 -path '/proc/[0-9]*/cwd' -lname "$1/*" -printf '%h\\n' |
+    cut -d / -f 3 | xargs -r kill -9
+for attempt in 1 2 3 4 5; do rm -rf "$1" && exit; sleep 0.2; done
+"""
+"""What removes a cluster's directory as soon as its owner closes the pipe or has died, however that came: also the
+servers whose working directory is in it, should they be left (stopped ones don't hear a signal)."""
+
 _HBA_HEAD = (f"local all {SUPERUSER} trust", f"local replication {SUPERUSER} trust")
 
 
@@ -326,6 +335,14 @@ class Cluster:
         self.directory = Path(tempfile.mkdtemp(prefix="pgtrident-", dir="/tmp" if self.account else None))
         self.directory.chmod(0o755)
         self.own(self.directory)
+        self._remover = subprocess.Popen(
+            ["sh", "-c", _REMOVE, "sh", str(self.directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # what ends us does not end it
+        )
         self.servers: dict[str, Server] = {}
         self.binaries = self._reachable(binaries or find_binaries())
         self.version = version_of(self.binaries)
@@ -387,7 +404,7 @@ class Cluster:
         atexit.unregister(self.close)
         for server in reversed(self.servers.values()):
             server.stop("immediate")
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._remover.communicate()
 
     def __enter__(self) -> Self:
         return self

@@ -1,12 +1,16 @@
-"""The board: shared memory in which workers tell each other when a database was last written.
+"""The board: shared memory in which workers tell each other what each must know of all.
 
-A file of one row a worker, `SLOTS` unsigned 64-bit numbers a row (CLOCK_BOOTTIME nanoseconds), mapped
-by all. Each worker writes its own row alone and readers take the maximum over the rows, so no lock is
-needed: an aligned 8-byte store is whole. A slot is a hash of a database (or of a database and a key);
-two that share one only make each other wait. A row outlives its worker: its writes still count.
+A file of one row a worker, unsigned 64-bit numbers, mapped by all. Each worker writes its own row alone,
+so no lock is needed: an aligned 8-byte store is whole. A row holds
 
-Owns the file's layout; must not decide what a written moment means. Created by the supervisor, used
-by the workers.
+- when databases were last written (CLOCK_BOOTTIME nanoseconds), `SLOTS` cells of which readers take the
+  maximum over the rows. A slot is a hash of a database (or of a database and a key); two that share one
+  only make each other wait. A row outlives its worker: its writes still count;
+- how many clients the worker has, when it said so, and how many sockets it passed to each other worker
+  and took itself, ever: the difference is on its way.
+
+Owns the file's layout; must not decide what a written moment or a load means. Created by the supervisor,
+used by the workers.
 """
 
 from __future__ import annotations
@@ -16,8 +20,19 @@ import os
 from pathlib import Path
 from zlib import crc32
 
+from ..ids import MAX_WORKER
+
 SLOTS = 1024
-_ROW_BYTES = SLOTS * 8
+MAX_WORKERS = MAX_WORKER + 1
+SILENT_NS = 1_000_000_000
+"""A worker that has told nothing for so long is stuck or gone, and has no load that means anything."""
+_CLIENTS = SLOTS
+_LOGINS = SLOTS + 1
+_TOLD = SLOTS + 2
+_TAKEN = SLOTS + 3
+_PASSED = SLOTS + 4
+_ROW = _PASSED + MAX_WORKERS
+_ROW_BYTES = _ROW * 8
 
 
 def create(path: Path, workers: int) -> None:
@@ -46,8 +61,10 @@ class Board:
             self._map.close()
             raise ValueError(f"the board has {rows} rows, none for worker {worker}")
         self._cells = memoryview(self._map).cast("Q")
-        self._own = worker * SLOTS
-        self._size = rows * SLOTS
+        self._worker = worker
+        self._own = worker * _ROW
+        self._size = rows * _ROW
+        self._workers = range(rows)
 
     def note(self, slot: int, ns: int) -> None:
         """A write in `slot` ended at `ns`; a moment before the one noted changes nothing."""
@@ -57,7 +74,48 @@ class Board:
 
     def latest(self, slot: int) -> int:
         """The latest write in `slot` by any worker; 0 if there was none."""
-        return max(self._cells[slot : self._size : SLOTS])
+        return max(self._cells[slot : self._size : _ROW])
+
+    def join(self) -> None:
+        """A new process has the row: what was on its way to the one before is lost with that."""
+        cells = self._cells
+        cells[self._own + _TAKEN] = sum(cells[_PASSED + self._worker : self._size : _ROW])
+        cells[self._own + _TOLD] = 0
+
+    def tell(self, clients: int, logins: int, now_ns: int) -> None:
+        """What the own worker has: clients, and connections that are not logged in yet."""
+        own = self._own
+        self._cells[own + _CLIENTS] = clients
+        self._cells[own + _LOGINS] = logins
+        self._cells[own + _TOLD] = now_ns
+
+    def leave(self) -> None:
+        """The own worker takes nobody any more."""
+        self._cells[self._own + _TOLD] = 0
+
+    def loads(self, now_ns: int) -> list[int | None]:
+        """Connections of each worker, those on their way to it included; None for one that is silent."""
+        return [self._load(worker, now_ns) for worker in self._workers]
+
+    def clients_elsewhere(self, now_ns: int) -> int:
+        """Clients of all other workers."""
+        rows = [worker * _ROW for worker in self._workers if worker != self._worker]
+        return sum(self._cells[row + _CLIENTS] for row in rows if now_ns - self._cells[row + _TOLD] < SILENT_NS)
+
+    def passed(self, to: int, count: int = 1) -> None:
+        """A socket goes to another worker: to be said before it does, and with -1 if it didn't."""
+        self._cells[self._own + _PASSED + to] += count
+
+    def taken(self) -> None:
+        """A socket that another worker passed has come."""
+        self._cells[self._own + _TAKEN] += 1
+
+    def _load(self, worker: int, now_ns: int) -> int | None:
+        cells, row = self._cells, worker * _ROW
+        if now_ns - cells[row + _TOLD] >= SILENT_NS:
+            return None
+        passed = sum(cells[_PASSED + worker : self._size : _ROW])
+        return cells[row + _CLIENTS] + cells[row + _LOGINS] + max(0, passed - cells[row + _TAKEN])
 
     def close(self) -> None:
         self._cells.release()

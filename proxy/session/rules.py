@@ -53,6 +53,25 @@ _ROLE = "role"
 IDENTITY = frozenset((_AUTHORIZATION, _ROLE))
 """Settings that decide who the session is; RESET ALL leaves them alone."""
 
+_CLEAN = (
+    "RESET SESSION AUTHORIZATION",
+    "RESET ROLE",
+    "RESET ALL",
+    "CLOSE ALL",
+    "UNLISTEN *",
+    "SELECT pg_catalog.pg_advisory_unlock_all()",
+    "DISCARD TEMP",
+)
+"""DISCARD ALL without DEALLOCATE ALL: that would cost all clients their plans."""
+
+_CUSTOM_IN_FUNCTIONS = (
+    "SELECT 'set', n, pg_catalog.current_setting(n, true) FROM (SELECT DISTINCT pg_catalog.lower(m[1]) AS n "
+    "FROM pg_catalog.pg_proc p, pg_catalog.regexp_matches(p.prosrc, '\\m([a-z_][a-z0-9_]*[.][a-z_][a-z0-9_]*)', 'gi') m "
+    "WHERE p.oid >= 16384 AND p.prosrc ~* '(set_config|\\mset\\M)') AS named "
+    "WHERE pg_catalog.current_setting(n, true) IS NOT NULL"
+)
+"""Custom settings can't be listed, so those that a function's text may set are asked for by name."""
+
 _NOT_SESSION = frozenset(
     ("transaction_isolation", "transaction_read_only", "transaction_deferrable", "seed", "is_superuser")
 )
@@ -100,6 +119,12 @@ def sync_sql(server: Mapping[str, str], client: Mapping[str, str]) -> str:
     return "; ".join(steps)
 
 
+def clean_sql(client: Mapping[str, str]) -> str:
+    """The string that rids a server of whatever unseen code may have left in its session, but for prepared
+    statements, and brings it to `client` settings."""
+    return "; ".join(filter(None, (*_CLEAN, sync_sql({}, client))))
+
+
 def _qualified(name: str) -> str:
     return ".".join(identifier(part) for part in name.split("."))
 
@@ -117,6 +142,8 @@ def audit_sql(effects: Effect, settings: Iterable[str], login: str) -> str:
     """
     parts: list[str] = []
     names = sorted(set(settings) - _NOT_SESSION - IDENTITY)
+    if effects & Effect.UNKNOWN_CODE:
+        parts.append(_CUSTOM_IN_FUNCTIONS)
     if effects & Effect.SET_ANY:
         parts.append(
             "SELECT 'set', name, pg_catalog.current_setting(name, true) FROM pg_catalog.pg_settings "

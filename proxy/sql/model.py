@@ -80,7 +80,6 @@ class Classification:
     """
 
     __slots__ = (
-        "clean_runs",
         "cls",
         "effects",
         "ends_transaction",
@@ -132,8 +131,6 @@ class Classification:
         self.retyped = retyped
         self.plain = not effects and statements == 1 and kind not in ("copy", "execute", "prepare", "deallocate")
         """One statement without effects, whose answer can be passed on unread."""
-        self.clean_runs = 0
-        """Runs of UNKNOWN_CODE that left the session as it was; counted by the data plane."""
 
     def __repr__(self) -> str:
         return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

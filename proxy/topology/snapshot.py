@@ -38,6 +38,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Most servers to it over all workers; 0 is no limit."""
     generation: int = 0
     """Rises when existing servers of this node must not be used again."""
+    logins: str = ""
+    """Mark of what logins depend on there (roles, their settings and those of databases); empty if it can't be
+    told. When it changes, so does `generation`."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

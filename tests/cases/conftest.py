@@ -90,7 +90,5 @@ def tls_only_proxy(secure: Secure, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def clear_proxy(secure: Secure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     """No TLS towards clients."""
-    with Proxy(
-        secure.settings("disable", "host all all all scram-sha-256"), tmp_path_factory.mktemp("proxy")
-    ) as proxy:
+    with Proxy(secure.settings("disable", "host all all all scram-sha-256"), tmp_path_factory.mktemp("proxy")) as proxy:
         yield proxy

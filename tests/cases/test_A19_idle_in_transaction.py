@@ -12,9 +12,9 @@ from ..support.target import THROUGH_PROXY, Target
 ONE = "T[?column?] D[1] C[SELECT 1] ZI"
 
 
-def sitters(target: Target, state: str, **params: str) -> list[Wire]:
+def sitters(target: Target, state: str, options: str = "") -> list[Wire]:
     """Two clients that hold both servers of the pool."""
-    clients = [target.client(pool=2, **params) for _ in range(2)]
+    clients = [target.client(pool=2, options=options) for _ in range(2)]
     for number, client in enumerate(clients):
         client.run("BEGIN", f"INSERT INTO trail(item_id) VALUES ({number})")
         if state == "failed":

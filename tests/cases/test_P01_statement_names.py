@@ -116,7 +116,7 @@ def test_many_names_over_several_servers(target: Target) -> None:
         for name in range(5):
             assert client.ask(P(f"S_{name}", f"SELECT {number}, {name}, $1::int"), S) == "1 ZI"
     for round_ in range(3):
-        for number, client in enumerate(clients):
+        for client in clients:
             for name in range(5):
                 client.send(B("", f"S_{name}", [str(round_)]), E(), S)
         for number, client in enumerate(clients):

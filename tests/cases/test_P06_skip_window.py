@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.rawpg import B, C, D, E, H, P, Q, S, copy_data, copy_fail, COPY_DONE
+from ..support.rawpg import COPY_DONE, B, C, D, E, H, P, Q, S, copy_data, copy_fail
 from ..support.target import Target
 
 ALIVE = "T[?column?] D[5] C[SELECT 1] ZI"

@@ -94,9 +94,7 @@ def test_copy_inside_a_string(one: Wire) -> None:
 
 def test_in_and_out_in_a_string(one: Wire) -> None:
     assert one.ask(Q(f"{COPY_IN}; COPY ct TO STDOUT; SELECT 2"), until="G") == "G"
-    assert one.ask(copy_data(b"9\n"), COPY_DONE) == (
-        "C[COPY 1] H d[9\n] c C[COPY 1] T[?column?] D[2] C[SELECT 1] ZI"
-    )
+    assert one.ask(copy_data(b"9\n"), COPY_DONE) == ("C[COPY 1] H d[9\n] c C[COPY 1] T[?column?] D[2] C[SELECT 1] ZI")
 
 
 def test_query_in_copy_mode(one: Wire) -> None:
@@ -104,7 +102,9 @@ def test_query_in_copy_mode(one: Wire) -> None:
     assert one.ask(Q("SELECT 1"), until=EOF) == "E[08P01] E[FATAL 08P01] EOF"
 
 
-@pytest.mark.parametrize("intruder", [P("", "SELECT 1"), B(), D("S"), E()], ids=["parse", "bind", "describe", "execute"])
+@pytest.mark.parametrize(
+    "intruder", [P("", "SELECT 1"), B(), D("S"), E()], ids=["parse", "bind", "describe", "execute"]
+)
 def test_extended_message_in_copy_mode(one: Wire, intruder: bytes) -> None:
     assert one.ask(Q(COPY_IN), until="G") == "G"
     assert one.ask(intruder, S, until=EOF) == "E[08P01] E[FATAL 08P01] EOF"

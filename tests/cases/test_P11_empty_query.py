@@ -45,9 +45,7 @@ def test_many_in_one_write(target: Target) -> None:
     assert one.ask(Q(""), Q("SELECT 1"), Q(";"), P("", ""), B(), E(), S, times=4) == (
         "I ZI T[?column?] D[1] C[SELECT 1] ZI I ZI 1 2 I ZI"
     )
-    assert one.query(";;SELECT 1;;SELECT 2;") == (
-        "T[?column?] D[1] C[SELECT 1] T[?column?] D[2] C[SELECT 1] ZI"
-    )
+    assert one.query(";;SELECT 1;;SELECT 2;") == ("T[?column?] D[1] C[SELECT 1] T[?column?] D[2] C[SELECT 1] ZI")
 
 
 def test_drops_the_unnamed_statement(target: Target) -> None:

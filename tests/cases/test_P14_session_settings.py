@@ -208,7 +208,7 @@ def test_special_forms(one: Wire, two: Wire) -> None:
     assert one.value("SHOW timezone") == "Asia/Tokyo"
     assert one.value("SHOW client_encoding") == "LATIN1"
     assert one.value("SELECT x FROM w") == "1"
-    one.run("SET TIME ZONE INTERVAL '-08:00' HOUR TO MINUTE", "SET search_path = tenant_b, \"$user\", public")
+    one.run("SET TIME ZONE INTERVAL '-08:00' HOUR TO MINUTE", 'SET search_path = tenant_b, "$user", public')
     assert two.value("SHOW timezone") == two.status["TimeZone"]
     assert one.value("SHOW timezone") == "<-08>+08"
     assert one.value("SHOW search_path") == 'tenant_b, "$user", public'

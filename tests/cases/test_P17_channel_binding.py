@@ -74,9 +74,7 @@ def test_plus_with_the_nodes_certificate(secure_proxy: Proxy, secure: Secure) ->
     node = Wire(secure.address, tls=secure.context())
     wire = Wire(secure_proxy.address, tls=secure.context())
     assert end_point(node) != end_point(wire)
-    scram = Scram(
-        PASSWORD, mechanism="SCRAM-SHA-256-PLUS", gs2="p=tls-server-end-point,,", binding=end_point(node)
-    )
+    scram = Scram(PASSWORD, mechanism="SCRAM-SHA-256-PLUS", gs2="p=tls-server-end-point,,", binding=end_point(node))
     assert show(attempt(wire, scram)) == "R10 R11 E[FATAL 28000] EOF"
 
 

@@ -12,10 +12,10 @@ GREASE = 0x30000 + 9999
 EITHER = targets(DIRECT, PROXY)
 
 
-def greeting(target: Target, version: int, **params: str) -> tuple[Wire, list[str]]:
+def greeting(target: Target, version: int) -> tuple[Wire, list[str]]:
     """Log in; the replies in front of the first Authentication message."""
     wire = target.open()
-    replies = wire.login(target.params(**params), version=version).split(" ")
+    replies = wire.login(target.params(), version=version).split(" ")
     assert replies[-1] == "ZI", replies
     target.compare = False
     return wire, replies[: replies.index("R0")]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ..support.rawpg import X, B, D, E, H, P, Q, S, Wire
+from ..support.rawpg import B, D, E, H, P, Q, S, Wire, X
 from ..support.target import Target
 
 ONE = "T[?column?] D[1] C[SELECT 1] ZI"

@@ -168,7 +168,7 @@ def test_many_columns_and_rows(target: Target) -> None:
     replies = one.send(Q("SELECT generate_series(1, 20000)")).until()
     assert len(replies) == 20003
     parameters = [str(n) for n in range(2000)]
-    sql = "SELECT " + " + ".join(f"${n + 1}::int" for n in range(0, 2000))
+    sql = "SELECT " + " + ".join(f"${n + 1}::int" for n in range(2000))
     assert one.ask(P("", sql), B("", "", parameters), E(), S) == f"1 2 D[{sum(range(2000))}] C[SELECT 1] ZI"
 
 

@@ -74,9 +74,7 @@ def test_in_strings_of_several_statements(target: Target) -> None:
         "C[PREPARE] T[?column?] D[1] C[SELECT 1] C[PREPARE] T[?column?] D[2] C[SELECT 1] ZI"
     )
     assert two.query("EXECUTE a") == "E[26000] ZI"
-    assert one.query("EXECUTE b; DEALLOCATE a; EXECUTE a") == (
-        "T[?column?] D[2] C[SELECT 1] C[DEALLOCATE] E[26000] ZI"
-    )
+    assert one.query("EXECUTE b; DEALLOCATE a; EXECUTE a") == ("T[?column?] D[2] C[SELECT 1] C[DEALLOCATE] E[26000] ZI")
     assert one.query("EXECUTE b") == "T[?column?] D[2] C[SELECT 1] ZI"
     assert one.query("PREPARE c AS SELECT 3; SELECT 1/0") == "C[PREPARE] E[22012] ZI"
     assert one.query("EXECUTE c") == "T[?column?] D[3] C[SELECT 1] ZI"

@@ -123,7 +123,7 @@ class Actor:
                     messages += [P("", "SELEC"), B(), E(), S]
                     want.append("E[42601] ZI")
                 case _:
-                    messages.append(Q(f"SELECT 1/0 AS \"{tag}\""))
+                    messages.append(Q(f'SELECT 1/0 AS "{tag}"'))
                     want.append("E[22012] ZI")
         self.expect(" ".join(want), *messages, times=count)
 
@@ -222,7 +222,9 @@ class Actor:
         name = f"pool{self.random.choice([1, 2, 5])}"
         self.wire.send(Q(f"SET ROLE {name}"))
         assert "C[SET]" in show(self.wire.until(timeout=30))
-        self.expect(f"T[current_user,session_user] D[{name},pool3] C[SELECT 1] ZI", Q("SELECT current_user, session_user"))
+        self.expect(
+            f"T[current_user,session_user] D[{name},pool3] C[SELECT 1] ZI", Q("SELECT current_user, session_user")
+        )
         self.wire.send(Q("RESET ROLE"))
         assert "C[RESET]" in show(self.wire.until(timeout=30))
         self.expect("T[current_user] D[pool3] C[SELECT 1] ZI", Q("SELECT current_user"))
@@ -256,7 +258,9 @@ class Actor:
             case 4:
                 wire.send(Q("SELECT repeat('x', 1000) FROM generate_series(1, 20000)")).until("D", timeout=30)
             case 5:
-                wire.send(Q("COPY log FROM STDIN"), copy_data(f"{self.number}\t{row}\n".encode())).until("G", timeout=30)
+                wire.send(Q("COPY log FROM STDIN"), copy_data(f"{self.number}\t{row}\n".encode())).until(
+                    "G", timeout=30
+                )
                 self.denied.add(row)
             case _:
                 wire.send(Q(insert)[:-2])
@@ -276,7 +280,7 @@ def stress(target: Target, seconds: float, seed: int) -> int:
     def run(actor: Actor) -> None:
         try:
             actor.run(time.monotonic() + seconds)
-        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
+        except BaseException as error:  # raised again in the test's own thread
             faults.append(error)
 
     threads = [threading.Thread(target=run, args=(actor,), daemon=True) for actor in actors]

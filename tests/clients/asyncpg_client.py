@@ -22,7 +22,14 @@ async def attempt(label: str, step: Awaitable[Any]) -> None:
 async def whole(connection: Any) -> None:
     say("version", connection.get_server_version()[:1])
     say("types", dict(await connection.fetchrow(TYPES.replace(", ROW(1, 'x') AS z", ""))))
-    for value, kind in ((1, "int"), (2**40, "bigint"), (1.5, "float8"), ("t", "text"), (b"\xff", "bytea"), (None, "int")):
+    for value, kind in (
+        (1, "int"),
+        (2**40, "bigint"),
+        (1.5, "float8"),
+        ("t", "text"),
+        (b"\xff", "bytea"),
+        (None, "int"),
+    ):
         say("parameter", await connection.fetchval(f"SELECT $1::{kind}", value))
     say("arrays", await connection.fetchval("SELECT $1::int[] || 4", [1, 2, 3]))
     for statement in ("SELEC", "SELECT 1/0", "SELECT * FROM nowhere", "INSERT INTO item VALUES (1)"):
@@ -89,7 +96,9 @@ async def main() -> None:
     connection = await asyncpg.connect(**options)
     await whole(connection)
     await connection.close()
-    async with asyncpg.create_pool(**options, min_size=2, max_size=3, server_settings={"search_path": "tenant_b"}) as pool:
+    async with asyncpg.create_pool(
+        **options, min_size=2, max_size=3, server_settings={"search_path": "tenant_b"}
+    ) as pool:
         say("pool", await asyncio.gather(*(pool.fetchval("SELECT x + $1::int FROM w", n) for n in range(20))))
     plain = await asyncpg.connect(**options, statement_cache_size=0)
     say("without cache", [await plain.fetchval("SELECT $1::int", n) for n in range(5)])

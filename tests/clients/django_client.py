@@ -40,7 +40,10 @@ def main() -> None:
     group.user_set.add(*User.objects.filter(username__in=["u1", "u2"]))
     say("count", User.objects.count())
     say("join", list(Group.objects.annotate(n=Count("user")).values_list("name", "n")))
-    say("filter", list(User.objects.filter(first_name__startswith="1").order_by("id").values_list("username", flat=True)))
+    say(
+        "filter",
+        list(User.objects.filter(first_name__startswith="1").order_by("id").values_list("username", flat=True)),
+    )
     say("update", User.objects.filter(username="u3").update(last_name=F("first_name")))
     with transaction.atomic():
         try:

@@ -56,7 +56,9 @@ def prepared(connection: psycopg.Connection) -> None:
     for number in range(3):
         say("prepared at once", connection.execute("SELECT %s::text || 'x'", (str(number),), prepare=True).fetchone())
     with connection.cursor() as cursor:
-        cursor.executemany("INSERT INTO trail(item_id) VALUES (%s) RETURNING item_id", [(n,) for n in range(20)], returning=True)
+        cursor.executemany(
+            "INSERT INTO trail(item_id) VALUES (%s) RETURNING item_id", [(n,) for n in range(20)], returning=True
+        )
         rows = []
         while True:
             rows.append(cursor.fetchone())
@@ -171,7 +173,10 @@ def notifications(connection: psycopg.Connection) -> None:
 
 def main() -> None:
     with psycopg.connect(address().dsn, autocommit=True) as connection:
-        say("parameters", [connection.info.parameter_status(name) for name in ("server_encoding", "DateStyle", "TimeZone")])
+        say(
+            "parameters",
+            [connection.info.parameter_status(name) for name in ("server_encoding", "DateStyle", "TimeZone")],
+        )
         for part in (types, errors, transactions, prepared, cursors, copies, pipelines, cancel, session, notifications):
             say("part", part.__name__)
             part(connection)

@@ -39,9 +39,17 @@ def work(driver: str) -> None:
     say("tables", sorted(sa.inspect(engine).get_table_names(schema="public")))
     say("columns", [(c["name"], str(c["type"])) for c in sa.inspect(engine).get_columns("book")])
     with Session(engine) as session:
-        session.add_all(Author(name=f"a{n}", books=[Book(title=f"t{n}{k}", price=k / 2, tags=["x", str(k)]) for k in range(3)]) for n in range(4))
+        session.add_all(
+            Author(name=f"a{n}", books=[Book(title=f"t{n}{k}", price=k / 2, tags=["x", str(k)]) for k in range(3)])
+            for n in range(4)
+        )
         session.commit()
-        say("join", session.execute(sa.select(Author.name, sa.func.count()).join(Author.books).group_by(Author.name).order_by(Author.name)).all())
+        say(
+            "join",
+            session.execute(
+                sa.select(Author.name, sa.func.count()).join(Author.books).group_by(Author.name).order_by(Author.name)
+            ).all(),
+        )
         try:
             with session.begin_nested():
                 session.add(Author(name="a0"))
@@ -63,9 +71,14 @@ def work(driver: str) -> None:
     with engine.connect().execution_options(isolation_level="SERIALIZABLE") as connection:
         say("isolation", connection.execute(sa.text("SHOW transaction_isolation")).scalar())
     with engine.connect() as connection:
-        streamed = connection.execution_options(stream_results=True, max_row_buffer=5).execute(sa.text("SELECT id FROM item ORDER BY id"))
+        streamed = connection.execution_options(stream_results=True, max_row_buffer=5).execute(
+            sa.text("SELECT id FROM item ORDER BY id")
+        )
         say("streamed", [row[0] for row in streamed])
-        say("cast", connection.execute(sa.select(sa.cast("2024-02-29", sa.Date), sa.literal(1.5, sa.Numeric(5, 2)))).all())
+        say(
+            "cast",
+            connection.execute(sa.select(sa.cast("2024-02-29", sa.Date), sa.literal(1.5, sa.Numeric(5, 2)))).all(),
+        )
     Base.metadata.drop_all(engine)
     engine.dispose()
 

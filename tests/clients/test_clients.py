@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -27,6 +28,12 @@ NEIGHBOURS = 6
 USER = "pool5"
 SECONDS = 120.0
 SCRIPTS = ("psycopg_client", "asyncpg_client", "pg8000_client", "sqlalchemy_client", "django_client")
+
+
+class Compare(Protocol):
+    """Run a command with host, port, user and database behind it, in both ways, and compare."""
+
+    def __call__(self, *command: str, **environment: str) -> None: ...
 
 
 class Neighbour(threading.Thread):
@@ -105,6 +112,7 @@ def run(command: Sequence[str], **environment: str) -> str:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
     done = subprocess.run(
         command,
+        check=False,
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -122,8 +130,7 @@ def same(want: str, got: str) -> None:
 
 
 @pytest.fixture(params=["primary only", "reads on replicas"])
-def compare(request: pytest.FixtureRequest, fleet: Fleet, database: str, proxies: StartProxy) -> Iterator[object]:
-    """A function that runs a command (its last arguments become host, port, user, database) in both ways."""
+def compare(request: pytest.FixtureRequest, fleet: Fleet, database: str, proxies: StartProxy) -> Compare:
     split = request.param == "reads on replicas"
 
     def compared(*command: str, **environment: str) -> None:
@@ -135,17 +142,15 @@ def compare(request: pytest.FixtureRequest, fleet: Fleet, database: str, proxies
             got = run([*command, address[0], str(address[1]), USER, database], **environment)
         same(want.replace(str(direct[1]), "PORT"), got.replace(str(address[1]), "PORT"))
 
-    yield compared
+    return compared
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_python(compare: object, script: str) -> None:
-    assert callable(compare)
+def test_python(compare: Compare, script: str) -> None:
     compare(sys.executable, "-m", f"tests.clients.{script}")
 
 
-def test_psql(compare: object, fleet: Fleet) -> None:
-    assert callable(compare)
+def test_psql(compare: Compare, fleet: Fleet) -> None:
     psql = str(fleet.cluster.tool("psql"))
     script = f'exec "{psql}" -X -h "$1" -p "$2" -U "$3" -d "$4" -f {HERE / "psql_client.sql"} 2>&1'
     compare("sh", "-c", script, "psql")
@@ -161,6 +166,7 @@ def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"],
         cwd=directory,
+        check=False,
         capture_output=True,
         text=True,
         timeout=180,
@@ -170,6 +176,5 @@ def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "node_modules"
 
 
-def test_node(compare: object, node_modules: Path) -> None:
-    assert callable(compare)
+def test_node(compare: Compare, node_modules: Path) -> None:
     compare("node", str(HERE / "node" / "client.js"), NODE_MODULES=str(node_modules), NODE_NO_WARNINGS="1")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,11 +57,22 @@ class Service:
             self._admin.login({"user": "postgres", "database": self.database})
         return self._admin
 
+    def forget_connections(self) -> None:
+        """All connections were closed: the admin's and the console's are opened anew when needed."""
+        self._admin = self._console = None
+
     def servers(self, user: str = "") -> list[int]:
         """Process ids of the proxy's servers to this database on the primary, as the primary tells."""
         sql = f"SELECT pid FROM pg_stat_activity WHERE datname = '{self.database}' AND usename <> 'postgres'"
         rows = self.admin.rows(sql + (f" AND usename = '{user}'" if user else ""))
         return [int(row[0] or 0) for row in rows]
+
+    def reached(self, marker: str) -> set[str]:
+        """Names of the nodes whose servers ran a text with this marker last."""
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND usename <> 'postgres'"
+        sql += " AND strpos(query, %s) > 0"
+        nodes = (self.fleet.primary, *self.fleet.replicas)
+        return {node.name for node in nodes if node.query(sql, self.database, marker)[0][0]}
 
     def console(self, command: str) -> list[dict[str, str | None]]:
         """Rows of a console command, by column."""
@@ -96,21 +106,12 @@ def backend(client: Wire) -> int:
 
 
 @pytest.fixture
-def serve(
-    fleet: Fleet, database: str, proxies: StartProxy, request: pytest.FixtureRequest
-) -> Iterator[Callable[[Settings], Service]]:
+def serve(fleet: Fleet, database: str, proxies: StartProxy, request: pytest.FixtureRequest) -> Serve:
     """Gives the proxy with these settings; with `own=True` one that no other test uses."""
-    made: list[Service] = []
 
     def start(over: Settings | None = None, *, own: bool = False) -> Service:
         settings: dict[str, Any] = merged({"admin": {"users": [CONSOLE_USER]}}, over or {})
         proxy = request.getfixturevalue("own_proxy")(settings) if own else proxies(settings)
-        made.append(Service(proxy, database, fleet))
-        return made[-1]
+        return Service(proxy, database, fleet)
 
-    yield start
-    for service in made:
-        for wire in (service._admin, service._console):
-            if wire is not None:
-                with contextlib.suppress(OSError):
-                    wire.close()
+    return start

@@ -1,6 +1,6 @@
 """A TCP relay in front of a node that cuts what the node says at every byte.
 
-Owns its listening socket and two threads a connection. Put between the proxy and a node it makes the
+Owns its listening socket and two threads for each connection. Put between the proxy and a node it makes the
 proxy meet each reply in pieces of one byte; it changes nothing else. Fixtures are its callers.
 """
 
@@ -49,8 +49,7 @@ class Cutter:
                 continue
             for sock in (client, node):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for arguments in ((client, node, 0), (node, client, CUT_BYTES)):
-                threading.Thread(target=_relay, args=arguments, name="cutter relay", daemon=True).start()
+            threading.Thread(target=_serve, args=(client, node), name="cutter connection", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +60,17 @@ class Cutter:
         self.close()
 
 
+def _serve(client: socket.socket, node: socket.socket) -> None:
+    """Both directions of one connection, to the end."""
+    with client, node:
+        requests = threading.Thread(target=_relay, args=(client, node, 0), name="cutter requests", daemon=True)
+        requests.start()
+        _relay(node, client, CUT_BYTES)
+        requests.join()
+
+
 def _relay(source: socket.socket, target: socket.socket, cut: int) -> None:
-    """Until one side ends; then the end is passed on, and the last of the two relays closes both."""
+    """Until one side ends; then both are shut down, so that the other direction ends as well."""
     try:
         while data := source.recv(1 << 16):
             for at in range(min(cut, len(data))):

@@ -27,6 +27,8 @@ Piece = bytes | threading.Event
 """Bytes to send, or an event to wait for before the next ones."""
 
 PATIENCE = 20.0
+LONG = 1 << 17
+"""Bytes of a message that is relayed without being looked at."""
 
 
 def row_description(*names: str) -> bytes:
@@ -78,6 +80,8 @@ class FakeNode:
         self._scripts: dict[bytes, Script] = {}
         self.asked: list[bytes] = []
         """Markers in the order in which they came."""
+        self.startups: list[bytes] = []
+        """First packets of all connections, cancel requests among them."""
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = int(self._listener.getsockname()[1])
         self._accepting = threading.Thread(target=self._accept, name="fake node", daemon=True)
@@ -151,6 +155,7 @@ class _Link:
     def _relay(self) -> None:
         head = self._take(4)
         packet = head + self._take(int.from_bytes(head, "big") - 4)
+        self._fake.startups.append(packet)
         if (script := self._fake.find(packet)) is not None:
             self._say(script)
             self._drain()
@@ -162,7 +167,13 @@ class _Link:
         batch = b""
         while True:
             head = self._take(5)
-            batch += head + self._take(int.from_bytes(head[1:], "big") - 4)
+            length = int.from_bytes(head[1:], "big") - 4
+            if length > LONG:
+                self._node.sendall(batch + head)
+                batch = b""
+                self._pass(length)
+                continue
+            batch += head + self._take(length)
             # An extended batch is judged as a whole, at its Sync or Flush.
             if head[:1] in b"PBDEC":
                 continue
@@ -199,6 +210,17 @@ class _Link:
     def _drain(self) -> None:
         while self._client.recv(1 << 16):
             pass
+
+    def _pass(self, count: int) -> None:
+        """Relay so many bytes as they come."""
+        assert self._node is not None
+        while count:
+            data = self._buffer[:count] or self._client.recv(min(count, 1 << 16))
+            if not data:
+                raise EOFError
+            self._buffer = self._buffer[len(data) :]
+            self._node.sendall(data)
+            count -= len(data)
 
     def _take(self, count: int) -> bytes:
         while len(self._buffer) < count:

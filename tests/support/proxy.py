@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,8 +70,12 @@ class Proxy:
         self.write_config(settings)
         self._news = threading.Condition()
         self._ended = False
+        command = [sys.executable, "-m", "proxy", "serve", "-c", str(self.config_file)]
+        setpriv = shutil.which("setpriv")
+        if setpriv and threading.current_thread() is threading.main_thread():
+            command = [setpriv, "--pdeathsig", "TERM", *command]  # a killed run leaves nothing behind
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", "serve", "-c", str(self.config_file)],
+            command,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -139,6 +144,14 @@ class Proxy:
             with contextlib.suppress(OSError):
                 pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def descriptors(self) -> int:
+        """Open file descriptors of all its processes."""
+        count = 0
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                count += len(os.listdir(f"/proc/{pid}/fd"))
+        return count
 
     def stop(self) -> int:
         """SIGTERM, then wait; the exit code. A proxy that does not end is killed and ProxyFailed raised."""

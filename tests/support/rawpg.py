@@ -15,6 +15,7 @@ Short form of replies, separated by spaces: the type byte, followed where it hel
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import select
@@ -255,8 +256,13 @@ class Wire:
     # sending
 
     def send(self, *messages: bytes) -> Self:
-        """All messages in one write (or byte by byte when cut)."""
-        data = b"".join(messages)
+        """All messages in one write (or byte by byte when cut). Whether the other side has closed is seen by
+        reading: what it said before may still be there."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._send(b"".join(messages))
+        return self
+
+    def _send(self, data: bytes) -> None:
         if self.cut:
             for at in range(min(len(data), CUT_BYTES)):
                 self.socket.sendall(data[at : at + 1])
@@ -264,7 +270,6 @@ class Wire:
             data = data[CUT_BYTES:]
         if data:
             self.socket.sendall(data)
-        return self
 
     # receiving
 
