@@ -152,6 +152,12 @@ class Unit:
         self.resets = self.resets or classification.resets
 
     @property
+    def copies_in(self) -> bool:
+        """Whether a COPY FROM in it is about to run."""
+        runs = self.kind is not Kind.BATCH or any(op.kind == frontend.EXECUTE for op in self.ops)
+        return runs and any(c.kind == "copy" and c.cls is Class.WRITE for c in self.classified)
+
+    @property
     def is_discard_all(self) -> bool:
         """Whether it is DISCARD ALL and nothing else."""
         if len(self.classified) != 1 or self.classified[0].statements != 1:
@@ -160,7 +166,9 @@ class Unit:
 
     @property
     def reads_sequence(self) -> bool:
-        """Whether it asks for the session's own last value of a sequence."""
+        """Whether it asks for the session's own last value of a sequence, and nothing in it made one."""
+        if len(self.classified) != 1 or self.classified[0].statements != 1:
+            return False
         return Effect.SEQUENCE in self.effects and not any(c.kind.startswith("discard") for c in self.classified)
 
     def single_text(self) -> tuple[bytes, bytes] | None:
@@ -906,9 +914,9 @@ class Client(asyncio.Protocol):
             self._touched_names |= unit.settings
             if Effect.UNKNOWN_CODE in unit.effects:
                 self._unseen.extend(c for c in unit.classified if Effect.UNKNOWN_CODE in c.effects)
-            self._barrier = True
+            self._barrier = unit.synced  # what follows in the same batch follows at once
         wrote = unit.cls is Class.WRITE or unit.unseen
-        if wrote and any(c.kind == "copy" for c in unit.classified):
+        if unit.copies_in:
             self._awaiting_copy = self._barrier = True
         if unit.kind is Kind.BATCH:
             self._transmit_batch(server, unit, wrote)

@@ -410,6 +410,14 @@ class ServerPool:
         if owner is not None:
             owner.server_lost(server, server.fatal)
 
+    def cut(self) -> None:
+        """The node is down: nobody waits for an answer that may never come."""
+        for server in [*self.state.idle, *self.state.taken]:
+            owner = server.owner
+            self.close(server, "its node is down")
+            if owner is not None:
+                owner.server_lost(server, False)
+
     def close(self, server: Server, reason: str) -> None:
         """The one door by which a server ends."""
         if server.closed:

@@ -42,6 +42,7 @@ from ..session.state import States
 from ..session.trust import Trust
 from ..sql.classify import Classifier
 from ..sql.model import Class, Classification
+from ..topology.model import Health
 from ..topology.snapshot import Freshness, NodeView, Snapshot
 from ..wire import build
 from ..wire.auth import Credentials
@@ -204,6 +205,9 @@ class Worker:
             self._acceptor.forget_users()
             keys.cache.forget()
         for pool in list(self.pools.all.values()):
+            view = snapshot.nodes.get(pool.node)
+            if view is not None and view.health is Health.DOWN:
+                pool.cut()
             self._move_waiters(pool)
         self._release_held()
 
@@ -512,6 +516,8 @@ class Worker:
         """Keep a client's unit until the fleet changes; False when it has waited long enough, or too
         many wait."""
         timeout = self.config.routing.hold_timeout
+        if self.config.pool.checkout_timeout:
+            timeout = min(timeout, self.config.pool.checkout_timeout)
         if self.clock.now() - since >= timeout or len(self._held) >= self.config.routing.max_held:
             return False
         self._held[client] = (since + timeout, error)

@@ -26,7 +26,7 @@ from ..support.rawpg import B, E, P, Q, S, Wire
 HERE = Path(__file__).parent
 NEIGHBOURS = 6
 USER = "pool5"
-SECONDS = 120.0
+SECONDS = 60.0
 SCRIPTS = ("psycopg_client", "asyncpg_client", "pg8000_client", "sqlalchemy_client", "django_client")
 
 
@@ -108,18 +108,22 @@ def neighbours(address: tuple[str, int], database: str) -> Iterator[None]:
 
 
 def run(command: Sequence[str], **environment: str) -> str:
-    """A script's output; its failure is part of it."""
+    """A script's output, and how it ended; what it said on stderr only if it failed."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
-    done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=SECONDS,
-        env={**kept, "PGSSLMODE": "disable", "PYTHONWARNINGS": "ignore", **environment},
-    )
-    said = re.sub(r"PID \d+", "PID", f"{done.stdout}\n{done.stderr}")
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=SECONDS,
+            env={**kept, "PGSSLMODE": "disable", "PYTHONWARNINGS": "ignore", **environment},
+        )
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode()
+        return f"{said}hung for {SECONDS:g} s"
+    said = re.sub(r"PID \d+", "PID", done.stdout + (done.stderr if done.returncode else ""))
     return f"{said}exit code {done.returncode}"
 
 
