@@ -22,7 +22,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-COMPILED = ("proxy/wire/scan.py",)
+COMPILED = (
+    "proxy/wire/scan.py",
+    "proxy/session/prepared.py",
+    "proxy/pool/state.py",
+    "proxy/dataplane/server.py",
+    "proxy/dataplane/client.py",
+)
+"""What a profile of `pgbench -S` names: with these the proxy's own code per query takes less than half."""
 
 # mypycify calls mypy and writes C files; it runs in a process of its own because it ends the process on a type error.
 SETUP = """

@@ -144,9 +144,8 @@ class Unit:
             self.unseen = True
         elif Effect.SET_ANY in effects and classification.kind not in ("reset", "discard"):
             self.untracked = True
-        if self.unseen:
-            if trusted and not effects & ~_UNSEEN:
-                return
+        if self.unseen and trusted and not effects & ~_UNSEEN:
+            return
         self.effects |= effects
         self.settings |= classification.settings
         self.resets = self.resets or classification.resets
@@ -183,8 +182,8 @@ class Unit:
         return self.bound_text
 
 
-class Client(asyncio.Protocol):
-    """See the module."""
+class Client:
+    """See the module. An asyncio.Protocol by its methods only: without that base mypyc can compile it."""
 
     def __init__(
         self, worker: Worker, transport: asyncio.Transport, login: LoggedIn, settings: ClientSettings, number: int
@@ -303,9 +302,9 @@ class Client(asyncio.Protocol):
         if not self._gate:
             kind = data[0]
             if kind == 0x51:
-                if int.from_bytes(data[1:5], "big") == len(data) - 1 and data[-1] == 0:
-                    if self._at_once(_QUERY, data, self.worker.classify(data[5:-1])):
-                        return
+                whole = int.from_bytes(data[1:5], "big") == len(data) - 1 and data[-1] == 0
+                if whole and self._at_once(_QUERY, data, self.worker.classify(data[5:-1])):
+                    return
             elif kind == 0x50 or kind == 0x42:
                 form = scan_batch(data)
                 if form == _PLAIN:
@@ -841,7 +840,8 @@ class Client(asyncio.Protocol):
             self._refuse(
                 unit,
                 CannotFollow(
-                    "currval() and lastval() need the server session that ran nextval(), which has gone to another client",
+                    "currval() and lastval() need the server session that ran nextval(), "
+                    "which has gone to another client",
                     hint="Use INSERT ... RETURNING, one transaction, or pool mode session.",
                     sqlstate="55000",
                 ),
@@ -926,9 +926,7 @@ class Client(asyncio.Protocol):
         raw = unit.raw
         if unit.kind is Kind.QUERY:
             server.statements.unnamed = self.names.unnamed = None
-            if unit.effects & _NAMES:
-                raw = self._rename_in_query(server, unit, owed)
-            elif unit.classified[0].kind == "execute":
+            if unit.effects & _NAMES or unit.classified[0].kind == "execute":
                 raw = self._rename_in_query(server, unit, owed)
         server.send(raw, owed)
         if self._stream:

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..errors import NodeFailure, NodeRefused, NoServer, TridentError
 from ..metrics.counters import PoolCounters
 from ..pool.permits import first_share
 from ..pool.state import Pool
 from ..session.state import State
-from ..topology.model import Role
-from ..topology.snapshot import NodeView
 from ..wire import build
 from ..wire.auth import Credentials
 from ..wire.codes import IDLE
@@ -275,11 +273,11 @@ class ServerPool:
 
     def fill(self, minimum: int) -> None:
         """Keep `min_pool_size` servers."""
-        if self.state.size < min(minimum, self.state.limit) and self.pools.worker.clock.now() >= self.retry_at:
-            if self.pools.may_open(self):
-                self.state.opening += 1
-                self.pools.opening[self.node] = self.pools.opening.get(self.node, 0) + 1
-                self.pools.worker.spawn(self._open(), "dial")
+        wanted = self.state.size < min(minimum, self.state.limit)
+        if wanted and self.pools.worker.clock.now() >= self.retry_at and self.pools.may_open(self):
+            self.state.opening += 1
+            self.pools.opening[self.node] = self.pools.opening.get(self.node, 0) + 1
+            self.pools.worker.spawn(self._open(), "dial")
 
     async def _open(self) -> None:
         worker = self.pools.worker
@@ -326,7 +324,7 @@ class ServerPool:
         lifetime = worker.config.pool.lifetime
         server.expires = now + lifetime * (1 - 0.1 * worker.rng.random()) if lifetime else 0.0
         self.state.taken[server] = None
-        dialled.transport.set_protocol(server)
+        dialled.transport.set_protocol(cast(asyncio.Protocol, server))
         if dialled.leftover:
             server.data_received(dialled.leftover)
             if server.closed:

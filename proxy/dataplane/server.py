@@ -109,8 +109,8 @@ class Owed:
         return self.retry is not None
 
 
-class Server(asyncio.Protocol):
-    """See the module."""
+class Server:
+    """See the module. An asyncio.Protocol by its methods only: without that base mypyc can compile it."""
 
     __slots__ = (
         "_paused",

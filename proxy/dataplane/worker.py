@@ -13,7 +13,7 @@ import random
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .. import ids, log
 from ..clock import Clock
@@ -327,7 +327,7 @@ class Worker:
         self.clients[client.number] = client
         self.tell_load()
         self.client_event(client, "client_connected", peer=logged_in.peer, auth=logged_in.authenticated_by)
-        transport.set_protocol(client)
+        transport.set_protocol(cast(asyncio.Protocol, client))
         client.welcome()
         if leftover:
             client.data_received(leftover)

@@ -92,6 +92,4 @@ class Pool(Generic[S, W]):
 
     def surplus(self) -> Iterator[S]:
         """Idle servers beyond the limit (after it was lowered), oldest first."""
-        over = self.size - self.limit
-        for server in list(self.idle)[: max(0, over)]:
-            yield server
+        yield from list(self.idle)[: max(0, self.size - self.limit)]

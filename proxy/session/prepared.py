@@ -16,6 +16,8 @@ from collections import OrderedDict
 from enum import IntEnum
 from weakref import WeakValueDictionary
 
+from mypy_extensions import mypyc_attr
+
 from ..sql.model import Classification, Effect
 from ..wire import build, frontend
 from ..wire.frontend import Op
@@ -38,6 +40,7 @@ class Step(IntEnum):
     CLOSE_MADE = 9
 
 
+@mypyc_attr(native_class=False)  # compiled classes can't be referred to weakly
 class Statement:
     """Text and types, under one name on all servers. Interned by `Statements`."""
 

@@ -66,7 +66,8 @@ _CLEAN = (
 
 _CUSTOM_IN_FUNCTIONS = (
     "SELECT 'set', n, pg_catalog.current_setting(n, true) FROM (SELECT DISTINCT pg_catalog.lower(m[1]) AS n "
-    "FROM pg_catalog.pg_proc p, pg_catalog.regexp_matches(p.prosrc, '\\m([a-z_][a-z0-9_]*[.][a-z_][a-z0-9_]*)', 'gi') m "
+    "FROM pg_catalog.pg_proc p, "
+    "pg_catalog.regexp_matches(p.prosrc, '\\m([a-z_][a-z0-9_]*[.][a-z_][a-z0-9_]*)', 'gi') m "
     "WHERE p.oid >= 16384 AND p.prosrc ~* '(set_config|\\mset\\M)') AS named "
     "WHERE pg_catalog.current_setting(n, true) IS NOT NULL"
 )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ..support.rawpg import COPY_DONE, EOF, B, D, E, H, P, Q, S, Wire, copy_data, copy_fail
-from ..support.target import Target, targets
+from ..support.target import THROUGH_PROXY, Target
 
 COPY_IN = "COPY ct FROM STDIN"
 ALIVE = "T[?column?] D[1] C[SELECT 1] ZI"
@@ -199,7 +199,7 @@ def test_client_leaves_in_copy_in(target: Target, one: Wire, how: str, extended:
     assert admin.value("SELECT count(*) FROM ct") == "0"
 
 
-@targets("proxy", "cut", "split")
+@THROUGH_PROXY
 def test_nobody_else_gets_the_server(target: Target) -> None:
     one = target.client(pool=1)
     one.run("CREATE TABLE ct(a int)")

@@ -79,7 +79,7 @@ def client(proxy: Proxy, password: str = "old") -> Wire:
     return wire
 
 
-def eventually(holds: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(holds: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -108,7 +108,7 @@ def test_settings_of_roles_and_databases(app: Nodes, tmp_path: Path, prober: str
         seen = len(proxy.lines)
         primary.query("ALTER ROLE app SET extra_float_digits = -10")
         for node in ("primary", "replica"):
-            proxy.wait_for("logins_changed", 5, after=seen, node=node)
+            proxy.wait_for("logins_changed", 20, after=seen, node=node)
         for wire in (client(proxy), old):
             is_short_everywhere(wire, replica)
         assert not before & (servers(primary) | servers(replica))
@@ -145,7 +145,7 @@ def test_a_changed_password(app: Nodes, tmp_path: Path, prober: str) -> None:
         seen = len(proxy.lines)
         primary.query("ALTER ROLE app PASSWORD 'new'")
         replica.wait_for_lsn(primary.lsn())
-        proxy.wait_for("logins_changed", 5, after=seen, node="primary")
+        proxy.wait_for("logins_changed", 20, after=seen, node="primary")
         eventually(lambda: not before & (servers(primary) | servers(replica)))
         # What the client from before has proved is of no use any more.
         assert "E[28000]" in old.query("SELECT 1")
@@ -164,9 +164,9 @@ def test_a_password_of_the_configuration_that_is_old(app: Nodes, tmp_path: Path)
         old = client(proxy)
         seen = len(proxy.lines)
         primary.query("ALTER ROLE app PASSWORD 'new'")
-        proxy.wait_for("logins_changed", 5, after=seen, node="primary")
+        proxy.wait_for("logins_changed", 20, after=seen, node="primary")
         eventually(lambda: "E[28P01]" in old.query("BEGIN; COMMIT"))
-        assert "E[28" in old.query("BEGIN; COMMIT")
+        assert "E[28000]" in old.query("BEGIN; COMMIT")
         proxy.write_config(settings_of(app, users={"app": {"password": "new"}}))
         proxy.reload()
         eventually(lambda: log_in(proxy, "new")[1].endswith("ZI"))
@@ -183,7 +183,7 @@ def test_a_dropped_role(app: Nodes, tmp_path: Path) -> None:
         old.query("SELECT 1")
         seen = len(proxy.lines)
         primary.query("DROP ROLE app")
-        proxy.wait_for("logins_changed", 5, after=seen, node="primary")
+        proxy.wait_for("logins_changed", 20, after=seen, node="primary")
         eventually(lambda: not servers(primary))
         assert "28P01" in log_in(proxy)[1]
         assert "E[28" in old.query("BEGIN"), show(old.log)
@@ -215,4 +215,4 @@ def restart_controller(proxy: Proxy) -> None:
     seen = len(proxy.lines)
     os.kill(controller_of(proxy), signal.SIGKILL)
     for worker in (0, 1):
-        proxy.wait_for("worker_joined", after=seen, worker=worker)
+        proxy.wait_for("worker_joined", 60, after=seen, worker=worker)

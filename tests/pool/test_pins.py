@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,10 @@ from ..support.rawpg import B, E, P, Q, S, Wire, show
 from .conftest import Serve, Service, backend, eventually
 
 ONE = "T[?column?] D[1] C[SELECT 1] ZI"
+
+
+MORE = partial(pytest.param, marks=pytest.mark.full)
+"""Another way to the same end, tried in the long run only."""
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ TIES = [
 
 
 @pytest.mark.parametrize("tie, reason, undo", TIES)
-@pytest.mark.parametrize("how", ["simple", "extended", "transaction", "behind the back"])
+@pytest.mark.parametrize("how", ["simple", MORE("extended"), MORE("transaction"), "behind the back"])
 def test_tied_until_undone(service: Service, tie: str, reason: str, undo: str, how: str) -> None:
     """Also where a DO block does it, of which the text need not be understood."""
     one, two = service.client(pool=1), service.client(pool=1)
@@ -197,7 +202,7 @@ class Caller:
 
 @pytest.mark.parametrize("what", BEHIND)
 @pytest.mark.parametrize("runs_before", [0, 5], ids=["at once", "harmless before"])
-@pytest.mark.parametrize("protocol", ["simple", "extended", "named"])
+@pytest.mark.parametrize("protocol", [MORE("simple"), MORE("extended"), "named"])
 def test_functions_that_change_the_session(service: Service, what: str, runs_before: int, protocol: str) -> None:
     """Whatever a function does to the session, nobody else sees any of it, however harmless it was before."""
     _, look, clean, _ = BEHIND[what]
@@ -215,7 +220,7 @@ def test_functions_that_change_the_session(service: Service, what: str, runs_bef
 
 
 @pytest.mark.parametrize("what", BEHIND)
-@pytest.mark.parametrize("protocol", ["simple", "extended", "named"])
+@pytest.mark.parametrize("protocol", [MORE("simple"), MORE("named"), "extended"])
 def test_own_state_from_functions(service: Service, what: str, protocol: str) -> None:
     """The client itself has what its function did, whoever used its server in between."""
     _, look, clean, changed = BEHIND[what]

@@ -19,10 +19,10 @@ from .rawpg import EOF, PROTOCOL_3_0, Reply, Wire
 
 DIRECT = "direct"
 PROXY = "proxy"
-CUT = "cut"
+CUT = "bytewise"
 SPLIT = "split"
 TARGETS = (DIRECT, PROXY, CUT, SPLIT)
-"""`cut` is the proxy with both directions cut at every byte; `split` has reads on replicas."""
+"""`bytewise` is the proxy with both directions cut at every byte; `split` has reads on replicas."""
 
 
 def targets(*names: str) -> pytest.MarkDecorator:
