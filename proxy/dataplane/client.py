@@ -250,6 +250,7 @@ class Client:
         """For which snapshot `_home` is the pool on the primary."""
         self._out_paused = False
         self._in_paused = False
+        self._server_full = False
         self._reads = Owed(self, plain=True)
         self._writes = Owed(self, wrote=True, plain=True)
         self._named_reads = Owed(self, extended=True, plain=True)
@@ -278,12 +279,17 @@ class Client:
         unit.cls = Class.SESSION
         pool = self.worker.known_pool(self)
         known = pool.welcomes.get(self.state) if pool is not None else None
-        if known is not None:
-            self._greet(known)
+        if pool is not None and known is not None:
+            self._greet(known, pool.likely_server())
             return
         self._begin(unit)
 
-    def _greet(self, parameters: Mapping[str, str]) -> None:
+    def _greet(self, parameters: Mapping[str, str], server: Server | None) -> None:
+        """Tell the client its parameters and key. Its process id is that of the server that it is likely
+        to get first and most often, so that what drivers compare it with (pg_backend_pid(),
+        notifications) agrees wherever it can."""
+        self.last_server = server
+        self.worker.give_key(self, server.pid if server is not None else 0)
         self.shown = dict(parameters)
         asked = {name.lower() for name in self.startup}
         self._greeted = {name: value for name, value in parameters.items() if name.lower() in asked}
@@ -463,7 +469,7 @@ class Client:
             self._input = b""
             if self.server is not None and self.server.owed and self._open is None:
                 self._doomed = error  # what is in flight is answered first
-                self._pause_input()
+                self._steer()
             else:
                 self.fail(error)
             return
@@ -486,20 +492,17 @@ class Client:
             or self._resync
             or self._blocked()
         )
-        if len(self._input) > MAX_INPUT:
-            self._pause_input()
-        elif self._in_paused and not self._blocked():
-            self._resume_input()
+        self._steer()
 
-    def _pause_input(self) -> None:
-        if not self._in_paused and not self.closed:
-            self._in_paused = True
-            self.transport.pause_reading()
-
-    def _resume_input(self) -> None:
-        if self._in_paused and not self.closed:
-            self._in_paused = False
-            self.transport.resume_reading()
+    def _steer(self) -> None:
+        """Read on, or not: the server's socket may be full, or too much wait here already."""
+        pause = self._server_full or len(self._input) > MAX_INPUT or self._doomed is not None
+        if pause != self._in_paused and not self.closed:
+            self._in_paused = pause
+            if pause:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
     def _resume(self) -> None:
         """Go on with what was parked, then with the input."""
@@ -550,8 +553,10 @@ class Client:
                 self.server.transport.write(raw)
             elif self._open is not None:
                 self._close_open()
-            else:
+            elif self._batch or self.server is not None:
                 self._submit(synced=True)
+            else:
+                self.write(build.ready(IDLE))  # nothing to synchronise with
         elif kind == frontend.FLUSH:
             if self._open is not None and self.server is not None:
                 self._flush_open()
@@ -585,8 +590,6 @@ class Client:
         self.server.transport.write(raw)
         if kind not in (frontend.SYNC, frontend.FLUSH):
             self._copy_in = False
-            if kind == frontend.QUERY:
-                return
 
     # ------------------------------------------------------------------ units out of messages
 
@@ -902,7 +905,7 @@ class Client:
             parameters = server.pool.shown_parameters(server)
             server.pool.welcomes_add(self.state, parameters)
             self._release(server)
-            self._greet(parameters)
+            self._greet(parameters, server)
             return
         server.pool.counters.queries += 1
         if unit.unseen:
@@ -1416,6 +1419,9 @@ class Client:
         self.server = None
         self.last_server = server
         self._parsing = 0
+        if self._server_full:
+            self._server_full = False
+            self._steer()
         server.owner = None
         if self._out_paused:
             server.resume()
@@ -1525,10 +1531,8 @@ class Client:
 
     def server_paused(self, paused: bool) -> None:
         """The server's socket is full (or no longer)."""
-        if paused:
-            self._pause_input()
-        elif self._in_paused and len(self._input) <= MAX_INPUT:
-            self._resume_input()
+        self._server_full = paused
+        self._steer()
 
     def pause_writing(self) -> None:
         self._out_paused = True

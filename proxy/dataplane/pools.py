@@ -84,6 +84,13 @@ class ServerPool:
         self.open_more()
         return True
 
+    def likely_server(self) -> Server | None:
+        """The server that the next client gets, or one that exists."""
+        for servers in (self.state.idle, self.state.taken):
+            if servers:
+                return next(reversed(servers))
+        return None
+
     def leave(self, client: Client) -> None:
         """A client no longer waits."""
         self.state.leave(client)

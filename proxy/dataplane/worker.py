@@ -321,9 +321,6 @@ class Worker:
             self.pools.logged_in(settings.dbname, settings.user, settings.credentials)
         self._serial += 1
         client = Client(self, transport, logged_in, settings, self._serial)
-        client.pid = ids.cancel_pid(self.instance, self.index, self._serial)
-        client.key = os.urandom(4 if logged_in.minor < 2 else 32)
-        self._keys[client.pid, client.key] = client
         self.clients[client.number] = client
         self.tell_load()
         self.client_event(client, "client_connected", peer=logged_in.peer, auth=logged_in.authenticated_by)
@@ -333,6 +330,13 @@ class Worker:
             client.data_received(leftover)
         if not client.closed:
             transport.resume_reading()
+
+    def give_key(self, client: Client, pid: int) -> None:
+        """The key that cancels this client's statements. All 32 (3.2: 256) bits of it are random; which
+        worker gave it out is found by asking them all."""
+        client.pid = pid or ids.cancel_pid(self.instance, self.index, client.number)
+        client.key = os.urandom(4 if client.login.minor < 2 else 32)
+        self._keys[client.pid, client.key] = client
 
     def client_gone(self, client: Client) -> None:
         """A client has ended."""
@@ -410,11 +414,12 @@ class Worker:
 
     async def cancel_request(self, pid: int, key: bytes) -> None:
         """A CancelRequest reached this worker; its owner may be another one."""
-        instance, worker = ids.cancel_owner(pid)
-        if instance == self.instance and worker == self.index:
+        if (pid, key) in self._keys:
             self._cancel(pid, key)
-        elif instance == self.instance and worker < self.workers and self._peers is not None:
-            await self._peers.forward_cancel(worker, pid, key)
+        elif self._peers is not None:
+            for worker in range(self.workers):
+                if worker != self.index:
+                    await self._peers.forward_cancel(worker, pid, key)
 
     def _cancel(self, pid: int, key: bytes) -> None:
         client = self._keys.get((pid, key))

@@ -25,7 +25,7 @@ def nodes() -> Iterator[tuple[Server, Server]]:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_logins_without_a_primary(nodes: tuple[Server, Server], tmp_path: Path, split: bool) -> None:
-    primary, replica = nodes
+    primary = nodes[0]
     settings = {
         "listen": {"host": "127.0.0.1", "port": 0},
         "admin": {"port": 0},

@@ -115,9 +115,13 @@ def test_settings_of_roles_and_databases(app: Nodes, tmp_path: Path, prober: str
         primary.query("ALTER DATABASE postgres SET extra_float_digits = -9")
         primary.query("ALTER ROLE app RESET extra_float_digits")
         eventually(lambda: third(old) == SHORT + "3")
-        # What is reported at a login follows, too.
+        # What is reported at a login follows, too, in each worker.
+        for _ in range(8):
+            assert "DateStyle=ISO, MDY" in told(proxy)
         primary.query("ALTER DATABASE postgres SET DateStyle = 'German, DMY'")
-        eventually(lambda: "DateStyle=German, DMY" in _told(proxy))
+        eventually(lambda: "DateStyle=German, DMY" in told(proxy))
+        for _ in range(8):
+            assert "DateStyle=German, DMY" in told(proxy)
 
 
 def is_short_everywhere(wire: Wire, replica: Server) -> None:
@@ -130,7 +134,7 @@ def is_short_everywhere(wire: Wire, replica: Server) -> None:
     assert [third(wire) for _ in range(4)] == [SHORT] * 4
 
 
-def _told(proxy: Proxy) -> list[str]:
+def told(proxy: Proxy) -> list[str]:
     wire = client(proxy)
     return [r.body.rstrip(b"\0").replace(b"\0", b"=").decode() for r in wire.log if r.kind == "S"]
 

@@ -110,7 +110,7 @@ def serve(fleet: Fleet, database: str, proxies: StartProxy, request: pytest.Fixt
     """Gives the proxy with these settings; with `own=True` one that no other test uses."""
 
     def start(over: Settings | None = None, *, own: bool = False) -> Service:
-        settings: dict[str, Any] = merged({"admin": {"users": [CONSOLE_USER]}}, over or {})
+        settings: dict[str, Any] = merged({"admin": {"users": [CONSOLE_USER]}, "users": {CONSOLE_USER: {}}}, over or {})
         proxy = request.getfixturevalue("own_proxy")(settings) if own else proxies(settings)
         return Service(proxy, database, fleet)
 

@@ -33,7 +33,9 @@ def test_idle_servers_go(serve: Serve) -> None:
 
 def test_min_pool_size(serve: Serve) -> None:
     """A pool that has been used is kept at its minimum, also when servers are lost."""
-    service = serve({"pool": {"min_pool_size": 2, "idle_timeout": 1.0}, "users": {"pool1": {"pool_size": 2}}})
+    over = {"pool": {"min_pool_size": 2, "idle_timeout": 1.0}, "users": {"pool1": {"pool_size": 2}}}
+    # Its own proxy: it would go on to keep servers in the databases of other tests.
+    service = serve(over, own=True)
     clients = [service.client(pool=5) for _ in range(4)]
     for client in clients:
         client.run("BEGIN")
