@@ -159,7 +159,9 @@ def target(
             over = merged(over, {"routing": {"read_split": True}})
         if request.param == CUT:
             cutter: Cutter = request.getfixturevalue("cutter")
-            over = merged(over, {"nodes": {"primary": {"port": cutter.port}}})
+            # The cutter shares this process with the test: while that moves megabytes, a probe may come too late.
+            patient = {"health": {"fail_after": 1000}, "nodes": {"primary": {"port": cutter.port}}}
+            over = merged(patient, over)
         address = request.getfixturevalue("proxies")(over).address
     target = Target(request.param, address, database, fleet)
     yield target

@@ -108,10 +108,12 @@ class Peers:
         self._loop.remove_reader(self._socket)
         self._socket.close()
 
-    def tell(self) -> None:
-        """Let the others know how many clients there are. To be called several times a second."""
+    def tell(self, adopted: int = 0) -> None:
+        """Let the others know how many clients there are. To be called several times a second. `adopted` are
+        those whose logins are just ending, and would be counted twice."""
         if not self._stopped:
-            self._board.tell(*self._load(), self._clock.boot_ns())
+            clients, logins = self._load()
+            self._board.tell(clients, logins - adopted, self._clock.boot_ns())
 
     def clients_elsewhere(self) -> int:
         """Clients of all other workers."""

@@ -56,6 +56,10 @@ _NOT_SETTINGS = frozenset(
 )
 """Reported parameters that no SET of the client's made."""
 
+_DDL = frozenset(("ddl", "select_into", "several_statements"))
+"""Reasons of classifications that may change what names mean."""
+MAX_COMMAND = 1024
+"""Bytes of a text that are looked at for a database's name."""
 _NAMES = Effect.DISCARD | Effect.PREPARE
 _UNSEEN = Effect.UNKNOWN_CODE | Effect.SET_ANY
 
@@ -151,6 +155,11 @@ class Unit:
         self.resets = self.resets or classification.resets
 
     @property
+    def may_be_ddl(self) -> bool:
+        """Whether what names mean may be another after it."""
+        return any(c.reason in _DDL or Effect.UNKNOWN_CODE in c.effects for c in self.classified)
+
+    @property
     def copies_in(self) -> bool:
         """Whether a COPY FROM in it is about to run."""
         runs = self.kind is not Kind.BATCH or any(op.kind == frontend.EXECUTE for op in self.ops)
@@ -243,8 +252,12 @@ class Client:
         """The client broke the protocol; it ends when what is in flight has been answered."""
         self._uses_sequences = False
         self._readable = True
-        self._context = ""
-        """What besides text and types changes a statement's meaning."""
+        self._meant = ""
+        self._meant_in: State | None = None
+        self._meant_at = 0
+        """`_meaning` as of a state and a version of the schema."""
+        self._ddl = False
+        """DDL ran in the open transaction."""
         self._home: ServerPool | None = None
         self._home_snapshot: Snapshot | None = None
         """For which snapshot `_home` is the pool on the primary."""
@@ -325,7 +338,7 @@ class Client:
     def _at_once(self, form: int, data: bytes, classification: Classification) -> bool:
         """Send a usual unit as it came, or let it wait for a server as it is (`_early`). False when it
         needs more than that; the general way then takes it."""
-        if not classification.plain or not self._readable:
+        if not classification.plain or not self._readable or classification.reason in _DDL:
             return False
         server = self.server
         if server is not None:
@@ -392,7 +405,7 @@ class Client:
             else:
                 end = data.find(b"\0", 6)
                 oids = data[end + 1 : 1 + int.from_bytes(data[1:5], "big")]
-                statement = self.worker.statements.intern(data[6:end], oids, self._context, classification)
+                statement = self.worker.statements.intern(data[6:end], oids, self._meaning(), classification)
                 server.statements.unnamed = names.unnamed = statement
         owed.started = owed.failed = False
         server.owed.append(owed)
@@ -607,7 +620,10 @@ class Client:
             self._settle_batch(raw)
             return
         unit = Unit(Kind.QUERY, raw)
-        self._join(unit, self._classify(raw[5:-1]))
+        classification = self._classify(raw[5:-1])
+        self._join(unit, classification)
+        if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
+            self.worker.pools.leave_databases(raw[:MAX_COMMAND])
         self._begin(unit)
 
     def _settle_batch(self, raw: bytes) -> None:
@@ -665,14 +681,36 @@ class Client:
         """Give a Parse its Statement."""
         if op.kind == frontend.PARSE:
             classification = self._classify(op.sql)
-            op.statement = self.worker.statements.intern(op.sql, op.oids, self._context, classification)
+            op.statement = self.worker.statements.intern(op.sql, op.oids, self._meaning(), classification)
 
     def _reread(self) -> None:
         """Parameters that decide how texts are read have changed."""
         self._readable = readable(self.shown)
-        encoding = self.shown.get("client_encoding", "UTF8")
-        strings = self.shown.get("standard_conforming_strings", "on")
-        self._context = "" if encoding == "UTF8" and strings == "on" else f"{encoding}/{strings}"
+        self._meant_in = None
+
+    def _meaning(self) -> str:
+        """What besides text and types decides what a Parse would find now: a Statement is shared only by
+        those for whom that is equal. DDL, another search_path or role, a temporary table: a new one."""
+        if self._touched:
+            return f"{self.number}/{self.units}"  # settings are in motion: shared with nobody
+        schema = self.worker.schema_version(self.settings.dbname)
+        if self._meant_in is not self.state or self._meant_at != schema:
+            self._meant_in = self.state
+            self._meant_at = schema
+            values = self.state.values
+            self._meant = "/".join(
+                (
+                    self.settings.dbname,
+                    str(schema),
+                    self.shown.get("client_encoding", ""),
+                    self.shown.get("standard_conforming_strings", ""),
+                    values.get("search_path", ""),
+                    values.get("role", "") or self.settings.user,
+                    values.get("session_authorization", ""),
+                    str(self.number) if rules.PIN_TEMP in self.pins else "",
+                )
+            )
+        return self._meant
 
     def _submit(self, synced: bool) -> None:
         """The batch so far becomes a unit."""
@@ -925,6 +963,7 @@ class Client:
             self._transmit_batch(server, unit, wrote)
             return
         owed = Owed(self, wrote=wrote)
+        owed.ddl = unit.may_be_ddl
         owed.classified = [unit]
         raw = unit.raw
         if unit.kind is Kind.QUERY:
@@ -965,6 +1004,7 @@ class Client:
         quiet = not server.owed and server.status != FAILED
         compiler = Compiler(self.names, server.statements, quiet)
         owed = Owed(self, wrote=wrote, extended=True)
+        owed.ddl = unit.may_be_ddl
         owed.classified = [unit]
         owed.steps = []
         out: list[bytes] = []
@@ -1247,6 +1287,9 @@ class Client:
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""
         self.units += 1
+        if owed.ddl or self._ddl:
+            self.worker.schema_changed(self.settings.dbname)
+            self._ddl = status != IDLE
         if owed.plain and not self._gate and status == IDLE and not self._touched and not server.owed and not self.pins:
             # Nothing unusual is going on: the server is free.
             if owed.wrote:
@@ -1401,6 +1444,7 @@ class Client:
             self.worker.counters.pins += 1
         self.state = server.state = state
         self.pins = answer.pins
+        self._meant_in = None
         if Effect.PREPARE in effects:
             self.names.sql = {name.encode("utf-8", "surrogateescape") for name in answer.prepared}
         self._continue(server)

@@ -501,6 +501,14 @@ class Pools:
             if not pool.state.size and not pool.state.waiting:
                 del self.all[key]
 
+    def leave_databases(self, command: bytes) -> None:
+        """Close idle servers of the databases that a command names: DROP DATABASE and the like are
+        refused while anybody is connected, and to the client nobody is."""
+        for pool in self.all.values():
+            if pool.state.idle and pool.database.encode() in command:
+                for server in list(pool.state.idle):
+                    pool.close(server, "its database is about to be changed")
+
     def load(self, node: str, client: Client) -> int:
         """Servers at work on a node for this client's database and user."""
         pool = self.all.get((node, client.settings.dbname, client.settings.user))

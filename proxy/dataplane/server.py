@@ -61,6 +61,7 @@ class Owed:
         "collect",
         "collected",
         "complete",
+        "ddl",
         "effects",
         "error",
         "executed",
@@ -86,7 +87,8 @@ class Owed:
         self.extended = extended
         self.complete = True
         """Whether its Sync has been sent."""
-        self.effects = Effect.NONE
+        self.ddl = False
+        """Whether the unit may change what names mean."""
         self.classified: list[object] = []
         self.steps: list[Pending] | None = None
         self.at = 0
@@ -127,7 +129,6 @@ class Server:
         "dirty",
         "expires",
         "fatal",
-        "full",
         "generation",
         "idle_since",
         "key",
@@ -176,8 +177,6 @@ class Server:
         """A client left state behind that must be discarded before anybody else comes."""
         self.fatal = False
         """The node has said FATAL: its end of the connection is announced."""
-        self.full = False
-        """Its write buffer is: nothing more should be read for it."""
         self.retired = False
         self.closed = False
         self.closing_reason = ""
@@ -538,12 +537,10 @@ class Server:
         return False
 
     def pause_writing(self) -> None:
-        self.full = True
         if self.owner is not None:
             self.owner.server_paused(True)
 
     def resume_writing(self) -> None:
-        self.full = False
         if self.owner is not None:
             self.owner.server_paused(False)
 

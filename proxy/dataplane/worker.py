@@ -100,6 +100,7 @@ class Worker:
         self._needed_ns = 0
         self.states = States()
         self.trust = Trust()
+        self._schemas: dict[str, int] = {}
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self._classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
         self.classify: Callable[[bytes], Classification] = self._classifier.classify
@@ -261,10 +262,10 @@ class Worker:
     def _own_clients(self) -> int:
         return len(self.clients) + self._relays
 
-    def tell_load(self) -> None:
-        """Let the other workers know how many clients there are here."""
+    def tell_load(self, adopted: int = 0) -> None:
+        """Let the other workers know how many clients there are here (`Peers.tell`)."""
         if self._peers is not None:
-            self._peers.tell()
+            self._peers.tell(adopted)
 
     def _elsewhere(self, sock: socket.socket) -> bool:
         return self._peers is not None and self._peers.elsewhere(sock)
@@ -322,7 +323,7 @@ class Worker:
         self._serial += 1
         client = Client(self, transport, logged_in, settings, self._serial)
         self.clients[client.number] = client
-        self.tell_load()
+        self.tell_load(adopted=1)
         self.client_event(client, "client_connected", peer=logged_in.peer, auth=logged_in.authenticated_by)
         transport.set_protocol(cast(asyncio.Protocol, client))
         client.welcome()
@@ -433,6 +434,13 @@ class Worker:
         if self._board is not None and self.workers > 1:
             return self._board.latest(slot_of(client.settings.dbname))
         return self._written.get(client.settings.dbname, self._started_ns)
+
+    def schema_version(self, database: str) -> int:
+        """Rises whenever DDL has passed through this worker to a database."""
+        return self._schemas.get(database, 0)
+
+    def schema_changed(self, database: str) -> None:
+        self._schemas[database] = self._schemas.get(database, 0) + 1
 
     def wrote(self, client: Client) -> None:
         """A unit that may have written has ended."""

@@ -24,7 +24,7 @@ from ..ids import MAX_WORKER
 
 SLOTS = 1024
 MAX_WORKERS = MAX_WORKER + 1
-SILENT_NS = 1_000_000_000
+SILENT_NS = 3_000_000_000
 """A worker that has told nothing for so long is stuck or gone, and has no load that means anything."""
 _CLIENTS = SLOTS
 _LOGINS = SLOTS + 1

@@ -259,11 +259,13 @@ def test_function_call_message(target: Target) -> None:
 
 def test_cancel_hits_only_ones_own(target: Target) -> None:
     target.compare = False
-    one, two = target.client(pool=2), target.client(pool=2)
+    one, two, admin = target.client(pool=2), target.client(pool=2), target.admin()
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
     for _ in range(3):
-        two.send(Q("SELECT pg_sleep(0.4)"))
+        two.send(Q("SELECT pg_sleep(2)"))
         one.send(Q("SELECT pg_sleep(20)"))
-        assert one.silence(0.15)
+        while admin.value(sleeping) != "2":
+            time.sleep(0.01)
         one.cancel()
         assert show(one.until(timeout=5)) == "T[pg_sleep] E[57014] ZI"
         assert show(two.until(timeout=5)) == "T[pg_sleep] D[] C[SELECT 1] ZI"

@@ -26,7 +26,7 @@ from ..support.rawpg import B, E, P, Q, S, Wire
 HERE = Path(__file__).parent
 NEIGHBOURS = 6
 USER = "pool5"
-SECONDS = 60.0
+SECONDS = 120.0
 SCRIPTS = ("psycopg_client", "asyncpg_client", "pg8000_client", "sqlalchemy_client", "django_client")
 
 
@@ -73,7 +73,7 @@ class Neighbour(threading.Thread):
 
     def run(self) -> None:
         wire = self.wire
-        while not self.stopping.wait(0.002):
+        while not self.stopping.wait(0.01):
             step = self.random.choice(self.STEPS)
             ends = sum(message[:1] in (b"Q", b"S") for message in step)
             replies = wire.send(*step).until(times=ends, timeout=60)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
 from ..conftest import base_settings
 from ..support.proxy import merged
-from ..support.rawpg import Q, Wire, show, startup_message
+from ..support.rawpg import Q, Reply, Wire, show, startup_message
 from .conftest import Serve, Service, backend, eventually
 
 ONE = "T[?column?] D[1] C[SELECT 1] ZI"
@@ -86,31 +87,65 @@ def test_a_client_gets_the_server_it_had_last(service: Service) -> None:
         assert backend(two) == pids[1]
 
 
-def test_a_burst_of_clients_opens_no_more_servers_than_the_pool_has(service: Service) -> None:
+class Crowd:
+    """Many clients of one pool that do the same at the same time."""
+
+    def __init__(self, service: Service, user: str, count: int) -> None:
+        self._address = service.proxy.address
+        self._hello = startup_message({"user": user, "database": service.database})
+        self._streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._count = count
+
+    async def arrive(self, sql: str) -> list[list[bytes | None]]:
+        """All connect, log in and ask at once; the row that each got."""
+        return await asyncio.gather(*(self._arrive(sql, number) for number in range(self._count)))
+
+    async def _arrive(self, sql: str, number: int) -> list[bytes | None]:
+        reader, writer = await asyncio.open_connection(*self._address)
+        self._streams.append((reader, writer))
+        writer.write(self._hello + Q(sql.format(number)))
+        await self._row(reader)
+        return await self._row(reader)
+
+    async def ask(self, sql: str) -> list[list[bytes | None]]:
+        """All that are there ask at once."""
+        for number, (_, writer) in enumerate(self._streams):
+            writer.write(Q(sql.format(number)))
+        return await asyncio.gather(*(self._row(reader) for reader, _ in self._streams))
+
+    @staticmethod
+    async def _row(reader: asyncio.StreamReader) -> list[bytes | None]:
+        """The row of one answer, up to its ReadyForQuery."""
+        row: list[bytes | None] = []
+        while True:
+            head = await reader.readexactly(5)
+            reply = Reply(chr(head[0]), await reader.readexactly(int.from_bytes(head[1:], "big") - 4))
+            assert reply.kind != "E", reply.fields
+            if reply.kind == "D":
+                row = reply.values
+            if reply.kind == "Z":
+                return row
+
+    async def leave(self) -> None:
+        for _, writer in self._streams:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_a_burst_of_clients_opens_no_more_servers_than_the_pool_has(service: Service) -> None:
     """A thousand log in at once and ask at once: all are served, by twenty servers."""
-    params = {"user": "pool20", "database": service.database}
-    clients = [service.open() for _ in range(1000)]
-    most = 0
-    for client in clients:
-        client.send(startup_message(params), Q("SELECT pg_backend_pid(), 'mine'"))
-    pids = set()
-    for number, client in enumerate(clients):
-        if number % 50 == 0:
-            most = max(most, len(service.servers()))
-        assert client.until(timeout=60)[-1].kind == "Z", client.log
-        (row,) = (r.values for r in client.until(timeout=60) if r.kind == "D")
-        pids.add(row[0])
-        assert row[1] == b"mine"
-    assert len(pids) <= 20
-    assert most <= 20
-    # Again with all of them logged in, and work that takes a moment.
-    for client in clients:
-        client.send(Q("SELECT pg_backend_pid() FROM pg_sleep(0.005)"))
-    for client in clients:
-        assert [r.kind for r in client.until(timeout=60)] == ["T", "D", "C", "Z"]
-    assert len(service.servers()) <= 20
-    for client in clients:
-        client.close()
+    crowd = Crowd(service, "pool20", 1000)
+    async with asyncio.timeout(120):
+        rows = await crowd.arrive("SELECT pg_backend_pid(), {}")
+        assert sorted(int(row[1] or 0) for row in rows) == list(range(1000))
+        assert len({row[0] for row in rows}) <= 20
+        assert len(service.servers()) <= 20
+        # Again with all of them logged in, and work that takes a moment.
+        rows += await crowd.ask("SELECT pg_backend_pid(), {} FROM pg_sleep(0.005)")
+        assert sorted(int(row[1] or 0) for row in rows[1000:]) == list(range(1000))
+        assert len({row[0] for row in rows}) <= 20
+        assert len(service.servers()) <= 20
+        await crowd.leave()
     assert eventually(lambda: not any(row["database"] == service.database for row in service.console("SHOW CLIENTS")))
 
 

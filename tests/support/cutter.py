@@ -15,6 +15,9 @@ from typing import Self
 
 CUT_BYTES = 600
 """Of each piece read from the node so many bytes go one by one, the rest at once."""
+BULK = 8192
+CUT_BYTES_OF_BULK = 8
+"""The same for a piece of more than BULK bytes: such a stream has many, and at 0.1 ms a byte it would take minutes."""
 PAUSE = 0.00002
 
 
@@ -73,11 +76,12 @@ def _relay(source: socket.socket, target: socket.socket, cut: int) -> None:
     """Until one side ends; then both are shut down, so that the other direction ends as well."""
     try:
         while data := source.recv(1 << 16):
-            for at in range(min(cut, len(data))):
+            single = min(cut, CUT_BYTES_OF_BULK if len(data) > BULK else len(data))
+            for at in range(single):
                 target.sendall(data[at : at + 1])
                 time.sleep(PAUSE)
-            if len(data) > cut:
-                target.sendall(data[cut:])
+            if len(data) > single:
+                target.sendall(data[single:])
     except OSError:
         pass
     for sock in (source, target):

@@ -41,6 +41,14 @@ CUT_PAUSE = 0.00005
 """Seconds between single bytes, so that the receiver is likely to see each on its own."""
 
 
+def readable(sock: socket.socket, timeout: float) -> bool:
+    """Whether there is something to read within `timeout` seconds. Not by select(), which takes no descriptor
+    above 1023."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(timeout, 0) * 1000))
+
+
 def i32(number: int) -> bytes:
     return struct.pack("!i", number)
 
@@ -276,7 +284,7 @@ class Wire:
     def _fill(self, timeout: float) -> bool:
         """Read once; False after `timeout` seconds of nothing. Raises EOFError at the end."""
         pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()
-        if not pending and not select.select([self.socket], [], [], max(timeout, 0))[0]:
+        if not pending and not readable(self.socket, timeout):
             return False
         try:
             data = self.socket.recv(1 << 16)

@@ -225,7 +225,7 @@ async def test_newer_protocol_is_negotiated(console: Fixture) -> None:
         with closing(Wire(console.path)) as wire:
             return show(wire.send(startup_message({"user": "a", "_pq_.x": "1"}, 0x30009)).until("Z")[:2])
 
-    assert await asyncio.to_thread(talk) == "v[196610,_pq_.x] R0"
+    assert await asyncio.to_thread(talk) == "v[2,_pq_.x] R0"
 
 
 async def test_users_may_be_limited(console: Fixture) -> None:
