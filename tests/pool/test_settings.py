@@ -202,7 +202,7 @@ def test_settings_follow_to_replicas(serve: Serve) -> None:
     one.run("SET search_path = tenant_a", "SET TimeZone = 'Asia/Tokyo'")
     two.run("SET search_path = tenant_b", "SET TimeZone = 'UTC'")
     ask = "SELECT x, '2020-01-01 00:00Z'::timestamptz::text FROM w"
-    seen = set()
+    seen: set[tuple[int, str]] = set()
 
     def both() -> bool:
         for number, (client, row) in enumerate(

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 
 import pytest
 
@@ -30,8 +31,8 @@ def by_worker(service: Service, count: int, pool: int) -> list[list[Wire]]:
         clients[str(client.socket.getsockname()[1])] = client
     found: dict[str | None, list[Wire]] = defaultdict(list)
     for row in service.console("SHOW CLIENTS"):
-        if (client := clients.get(row["port"] or "")) is not None:
-            found[row["worker"]].append(client)
+        if (port := row["port"] or "") in clients:
+            found[row["worker"]].append(clients[port])
     assert len(found) == 3
     return list(found.values())
 
@@ -154,13 +155,17 @@ def test_a_worker_that_dies_gives_its_permits_back(serve: Serve) -> None:
     assert watch.most <= 3
 
 
+def _is_active(service: Service, client: Wire) -> bool:
+    return service.shown(client)["state"] == "active"
+
+
 def test_cancel_reaches_its_client_in_any_worker(service: Service) -> None:
     for clients in by_worker(service, 12, 20):
         client, other = clients[0], clients[1] if len(clients) > 1 else None
         client.send(Q("SELECT pg_sleep(10)"))
         if other is not None:
             other.send(Q("SELECT pg_sleep(0.3)"))
-        assert eventually(lambda client=client: service.shown(client)["state"] == "active")
+        assert eventually(partial(_is_active, service, client))
         client.cancel()
         assert show(client.until()) == "T[pg_sleep] E[57014] ZI"
         if other is not None:

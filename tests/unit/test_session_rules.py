@@ -176,6 +176,16 @@ def _pins(connection: psycopg.Connection[tuple[str | None, ...]], effects: Effec
     return rules.read_audit([(r[0] or "", r[1] or "", r[2]) for r in answer], effects, {}, ()).pins
 
 
+def test_other_sessions_are_not_looked_at(fresh: psycopg.Connection[tuple[str | None, ...]], fleet: Fleet) -> None:
+    with fleet.primary.connect() as other:
+        other.execute("SELECT pg_advisory_lock(1)")
+        other.execute("CREATE TEMP TABLE t(a int)")
+        other.execute("LISTEN a")
+        other.execute("SET work_mem = '7MB'")
+        assert _pins(fresh, EVERYTHING) == set()
+        assert looked_at(fresh, {}) == {}
+
+
 def test_the_audit_needs_no_search_path(fresh: psycopg.Connection[tuple[str | None, ...]]) -> None:
     """Functions and tables of the same names in front of the path are not called."""
     fresh.execute("CREATE TEMP TABLE pg_locks(a int)")
