@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import ProtocolViolation
 from ..session.prepared import MADE, ClientStatements, Pending, ServerStatements, Statement, Step
 from ..session.state import State
-from ..sql.model import Effect
 from ..topology.snapshot import Address
 from ..wire import build, parse
 from ..wire.codes import IDLE, MAX_AUTH_MESSAGE, MAX_PARAMETERS, UNASKED
