@@ -468,8 +468,8 @@ class Client:
                     if length > BATCH_LIMIT and self._begin_stream(kind, buf[pos:n], end - n):
                         pos = n
                         break
-                    if length > BATCH_LIMIT:
-                        self._need = end - n
+                    if length > BATCH_LIMIT and kind != frontend.BIND:
+                        self._need = end - n  # a Bind waits for its names only, then it is streamed
                     break
                 raw = buf[pos:end] if pos or end < n else buf
                 if kind in frontend.COPY and self._batch:

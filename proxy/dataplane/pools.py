@@ -106,6 +106,10 @@ class ServerPool:
         """A server is free and clean: it goes to the first waiter, or is idle."""
         if server.closed or server.cancelling:
             return  # a cancel's server comes back through `settled` when that is through
+        if server.full:
+            self.close(server, "what its client sent last is still going out")
+            self.open_more()
+            return
         if server.retired or self.oversize:
             self._retire(server)
             return

@@ -128,6 +128,7 @@ class Server:
         "dirty",
         "expires",
         "fatal",
+        "full",
         "generation",
         "idle_since",
         "key",
@@ -176,6 +177,8 @@ class Server:
         """A client left state behind that must be discarded before anybody else comes."""
         self.fatal = False
         """The node has said FATAL: its end of the connection is announced."""
+        self.full = False
+        """The socket takes no more for now."""
         self.retired = False
         self.closed = False
         self.closing_reason = ""
@@ -536,10 +539,12 @@ class Server:
         return False
 
     def pause_writing(self) -> None:
+        self.full = True
         if self.owner is not None:
             self.owner.server_paused(True)
 
     def resume_writing(self) -> None:
+        self.full = False
         if self.owner is not None:
             self.owner.server_paused(False)
 

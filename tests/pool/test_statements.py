@@ -269,6 +269,16 @@ def test_deallocate_all_on_another_server(service: Service) -> None:
     assert one.ask(P("s", "SELECT 3"), B("", "s"), E(), S) == "1 " + OK.format(3)
 
 
+@pytest.mark.parametrize("sql", ["DEALLOCATE ALL", "DISCARD ALL"])
+def test_the_unnamed_statement_is_not_deallocated(service: Service, sql: str) -> None:
+    """It has no name that these could drop; PostgreSQL itself says so."""
+    direct = Wire(("127.0.0.1", service.fleet.primary.port))
+    direct.login({"user": "pool1", "database": service.database})
+    for client in (direct, service.client(pool=1)):
+        assert client.ask(P("", sql), B(), E(), S) == f"1 2 C[{sql}] ZI"
+        assert client.ask(B(), E(), S) == f"2 C[{sql}] ZI"
+
+
 @pytest.mark.parametrize("sql", ["DEALLOCATE s", "DEALLOCATE PREPARE s"])
 def test_deallocate_of_a_name_that_this_server_does_not_know(service: Service, sql: str) -> None:
     one = service.client(pool=2)

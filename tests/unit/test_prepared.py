@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -415,9 +416,7 @@ PIECES = st.one_of(
     st.builds(lambda kind, name: [C(kind, name)], st.sampled_from("SP"), NAMES),
 )
 """What drivers send, and odd remains of it."""
-BATCHES = st.lists(PIECES, min_size=0, max_size=3).map(
-    lambda pieces: [piece for group in pieces for piece in group] or [build.query("SELECT 9")]
-)
+BATCHES = st.lists(PIECES, max_size=3).map(lambda pieces: [*chain(*pieces)] or [build.query("SELECT 9")])
 TURNS = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 1), BATCHES, st.booleans(), st.sampled_from([1, 7, 10_000])),
     min_size=10,
