@@ -177,7 +177,12 @@ class Unit:
         """Whether it asks for the session's own last value of a sequence, and nothing in it made one."""
         if len(self.classified) != 1 or self.classified[0].statements != 1:
             return False
-        return Effect.SEQUENCE in self.effects and not any(c.kind.startswith("discard") for c in self.classified)
+        return Effect.SEQUENCE in self.effects and not self.discards
+
+    @property
+    def discards(self) -> bool:
+        """Whether a DISCARD is part of it."""
+        return any(c.kind == "discard" for c in self.classified)
 
     def single_text(self) -> tuple[bytes, bytes] | None:
         """Text and raw parameter types where the unit is one statement, run once."""
@@ -251,6 +256,7 @@ class Client:
         self._doomed: ProtocolViolation | None = None
         """The client broke the protocol; it ends when what is in flight has been answered."""
         self._uses_sequences = False
+        """It has asked for its own last value of a sequence: what it writes from now on ties it to its server."""
         self._readable = True
         self._meant = ""
         self._meant_in: State | None = None
@@ -946,6 +952,12 @@ class Client:
             self._greet(parameters, server)
             return
         server.pool.counters.queries += 1
+        if Effect.SEQUENCE in unit.effects:
+            self._uses_sequences = not unit.discards
+            if unit.discards:
+                self.pins.discard(rules.PIN_SEQUENCE)
+            elif server.pool.is_primary():
+                self.pins.add(rules.PIN_SEQUENCE)
         if unit.unseen:
             server.unseen_by = self
         if unit.untracked and rules.PIN_SESSION not in self.pins:
@@ -1287,6 +1299,8 @@ class Client:
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""
         self.units += 1
+        if owed.wrote and self._uses_sequences:
+            self.pins.add(rules.PIN_SEQUENCE)
         if owed.ddl or self._ddl:
             self.worker.schema_changed(self.settings.dbname)
             self._ddl = status != IDLE
@@ -1410,8 +1424,6 @@ class Client:
             # A custom setting may be among them, and those can't be listed.
             self._untracked = False
             self.pins.add(rules.PIN_UNKNOWN)
-        if Effect.SEQUENCE in effects:
-            self._uses_sequences = True
         if not sql:
             self._touched = Effect.NONE
             self._touched_names.clear()

@@ -20,6 +20,8 @@ PIN_PREPARE = "prepare"
 PIN_ADVISORY = "advisory"
 PIN_LOAD = "load"
 PIN_UNKNOWN = "unknown"
+PIN_SEQUENCE = "sequence"
+"""It reads currval() or lastval(): only its own server knows them. Until DISCARD SEQUENCES or ALL."""
 PIN_SESSION = "session"
 """Session pooling: tied until the client goes."""
 

@@ -21,18 +21,20 @@ SHORT = 400
 """A text of fewer characters can hold neither that nesting (closed) nor that chain: it isn't scanned."""
 
 _START = r"A-Za-z_\x80-\U0010ffff"
+# Possessive are single sets only: before 3.11.5 Python mistakes a possessive group that can match in several
+# ways (gh-106052). A quote that ends a literal has no second one behind it, so the groups can't match otherwise.
 _TOKEN = re.compile(
     rf"""
     (?P<blank>    [ \t\n\r\f\v]++ | --[^\n\r]*+ )
   | (?P<comment>  /\* )
-  | (?P<string>   [eE]'(?:[^'\\]++|\\.|'')*+'  |  (?:[bBxXnN]|[uU]&)?'(?:[^']++|'')*+' )
+  | (?P<string>   [eE]'(?:[^'\\]++|\\.|'')*'(?!')  |  (?:[bBxXnN]|[uU]&)?'(?:[^']++|'')*'(?!') )
   | (?P<dollar>   \$(?:[{_START}][0-9{_START}]*+)?\$ )
-  | (?P<quoted>   (?:[uU]&)?"(?:[^"]++|"")*+" )
+  | (?P<quoted>   (?:[uU]&)?"(?:[^"]++|"")*"(?!") )
   | (?P<open>     ['"] )
   | (?P<param>    \$[0-9]++ )
   | (?P<word>     [{_START}][0-9${_START}]*+ )
   | (?P<number>   [0-9][0-9A-Za-z_.]*+ )
-  | (?P<operator> (?: (?!--|/\*) [-+*/<>=~!@#%^&|`?] )++ )
+  | (?P<operator> (?: (?!--|/\*) [-+*/<>=~!@#%^&|`?] )+ )
   | (?P<other>    . )
     """,
     re.VERBOSE | re.DOTALL,
@@ -172,11 +174,11 @@ _FOLD = bytes.maketrans(b"123456789", b"000000000")
 _FOLDABLE = re.compile(
     rb"""(?x)
     (?: [^0-9'"$\\/\-A-Za-z_\x80-\xff] | -(?!-) | /(?!\*)   # punctuation that opens no comment
-      | [A-Za-z_\x80-\xff]+ (?![0-9'$"])                     # a word without digits, not E'', U&"" ...
-      | [0-9]+ (?: \.[0-9]* )? (?![A-Za-z_$\x80-\xff.])       # a number that runs into no word
-      | '(?: [^'\\] | '' )*' (?!')                            # a plain quoted literal
-      | "[^"0-9]*"                                            # a quoted name without digits
-    )*+
+      | [A-Za-z_\x80-\xff]++ (?![0-9'$"])                    # a word without digits, not E'', U&"" ...
+      | [0-9]++ (?: \.[0-9]*+ )? (?![A-Za-z_$\x80-\xff.])     # a number that runs into no word
+      | '(?: [^'\\]++ | '' )*' (?!')                          # a plain quoted literal
+      | "[^"0-9]*+"                                           # a quoted name without digits
+    )*
     """
 )
 _FOLDED_MAX = 2048
