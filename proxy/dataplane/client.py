@@ -11,6 +11,7 @@ Called by asyncio (bytes in), by `server` (answers) and by `pools` (a server was
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -56,8 +57,11 @@ _NOT_SETTINGS = frozenset(
 )
 """Reported parameters that no SET of the client's made."""
 
-_DDL = frozenset(("ddl", "select_into", "several_statements"))
-"""Reasons of classifications that may change what names mean."""
+_DDL = frozenset(("ddl", "select_into"))
+"""Reasons of classifications that may change what names mean, but for these kinds."""
+_NO_DDL = frozenset(("analyze", "comment", "grant", "revoke", "truncate", "vacuum", "cluster", "reindex"))
+_DDL_WORDS = re.compile(rb"\b(create|alter|drop|into)\b", re.IGNORECASE)
+"""In a string of several statements, or a DO block."""
 MAX_COMMAND = 1024
 """Bytes of a text that are looked at for a database's name."""
 _NAMES = Effect.DISCARD | Effect.PREPARE
@@ -157,7 +161,15 @@ class Unit:
     @property
     def may_be_ddl(self) -> bool:
         """Whether what names mean may be another after it."""
-        return any(c.reason in _DDL or Effect.UNKNOWN_CODE in c.effects for c in self.classified)
+        for c in self.classified:
+            if c.reason in _DDL and c.kind not in _NO_DDL:
+                return True
+            if (c.statements > 1 or c.kind == "do") and any(_DDL_WORDS.search(text) for text in self._texts()):
+                return True
+        return False
+
+    def _texts(self) -> list[bytes]:
+        return [self.raw] if self.kind is not Kind.BATCH else [op.sql for op in self.ops]
 
     @property
     def copies_in(self) -> bool:
@@ -1014,6 +1026,7 @@ class Client:
 
     def _transmit_batch(self, server: Server, unit: Unit, wrote: bool) -> None:
         quiet = not server.owed and server.status != FAILED
+        self.names.schema = self.worker.schema_version(self.settings.dbname)
         compiler = Compiler(self.names, server.statements, quiet)
         owed = Owed(self, wrote=wrote, extended=True)
         owed.ddl = unit.may_be_ddl

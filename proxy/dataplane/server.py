@@ -25,6 +25,17 @@ from ..wire.scan import MAX_HELD, RARE, SAW_ERROR, ReplyWalker
 if TYPE_CHECKING:
     from .pools import ServerPool
 
+OUTDATED_ERROR = build.error_fields(
+    {
+        "S": "ERROR",
+        "V": "ERROR",
+        "C": "0A000",
+        "M": "cached plan must not change result type",
+        "H": "The schema has changed since the statement was described; prepare it again.",
+        "R": "RevalidateCachedQuery",
+    }
+)
+"""PostgreSQL's own error for a plan that no longer fits; drivers know it and prepare anew."""
 MAX_COLLECTED = 4 * 1024 * 1024
 """Bytes of a hidden answer; the proxy's own questions stay far below."""
 
@@ -404,6 +415,9 @@ class Server:
                 show = sink.unit_failed(self, head, fields, not head.started and not head.executed)
                 if head.at < len(steps):
                     self._step_failed(head, steps[head.at])
+                    if steps[head.at].outdated:
+                        out.append(OUTDATED_ERROR)
+                        show = False
                 head.failed = True
                 head.at = len(steps)
             elif kind == 0x47:
@@ -466,7 +480,7 @@ class Server:
                     mine.named.move_to_end(statement)
                     if name is not None:
                         theirs.named[name] = statement
-                        theirs.described.discard(name)
+                        theirs.described.pop(name, None)
             return step is not Step.PARSE_HIDDEN
         if step is Step.CLOSE_HIDDEN:
             if name == b"":
@@ -479,7 +493,7 @@ class Server:
                 mine.unnamed = theirs.unnamed = None
         elif step is Step.DESCRIBE:
             if name is not None:
-                theirs.described.add(name)
+                theirs.described[name] = theirs.schema
         elif step is Step.EXECUTE and pending.tag_effects:
             self.names_dropped(theirs, body, name, statement)
         return True

@@ -22,6 +22,9 @@ from ..sql.model import Classification, Effect
 from ..wire import build, frontend
 from ..wire.frontend import Op
 
+OUTDATED = b"\1outdated"
+"""A name that no server has."""
+
 
 class Step(IntEnum):
     """What the next reply of a batch answers, and what becomes of it."""
@@ -92,9 +95,8 @@ class ServerStatements:
         self.unnamed: Statement | None = None
 
     def clear(self) -> None:
-        """DEALLOCATE ALL or DISCARD ALL ran."""
+        """DEALLOCATE ALL or DISCARD ALL ran; both leave the unnamed statement."""
         self.named.clear()
-        self.unnamed = None
 
     def surplus(self, keep: set[Statement]) -> list[Statement]:
         """Statements to close so that the limit holds, never one of `keep`."""
@@ -110,15 +112,17 @@ class ClientStatements:
     Attributes:
         named: made by Parse; servers know them by other names.
         sql: made by SQL PREPARE, on the server that the client is pinned to, under these very names.
-        described: names whose description the client may have kept.
+        described: names whose description the client may have kept, with the version of the schema then.
+        schema: the version of the schema now, as far as this worker knows.
         unnamed: the unnamed statement, if there is one.
     """
 
-    __slots__ = ("described", "named", "sql", "unnamed")
+    __slots__ = ("described", "named", "schema", "sql", "unnamed")
 
     def __init__(self) -> None:
         self.named: dict[bytes, Statement] = {}
-        self.described: set[bytes] = set()
+        self.described: dict[bytes, int] = {}
+        self.schema = 0
         self.sql: set[bytes] = set()
         self.unnamed: Statement | None = None
 
@@ -126,13 +130,12 @@ class ClientStatements:
         self.named.clear()
         self.sql.clear()
         self.described.clear()
-        self.unnamed = None
 
 
 class Pending:
     """One reply to come: the step, and what its success means for both sides' names."""
 
-    __slots__ = ("client_name", "statement", "step", "tag_effects")
+    __slots__ = ("client_name", "outdated", "statement", "step", "tag_effects")
 
     def __init__(
         self,
@@ -145,6 +148,8 @@ class Pending:
         self.client_name = client_name
         """The client's name concerned (b"" is the unnamed one), or None."""
         self.statement = statement
+        self.outdated = False
+        """The server is asked for a name that it can't know, to refuse a statement that is out of date."""
         self.tag_effects = tag_effects
         """For EXECUTE: effects on names when it succeeds (DISCARD, PREPARE)."""
 
@@ -200,6 +205,7 @@ class Compiler:
                 return op.raw, [Pending(Step.DESCRIBE)]
             front, pending, name = self._use(op.name)
             pending.append(Pending(Step.DESCRIBE, op.name))
+            pending[-1].outdated = name == OUTDATED
             return front + (op.raw if name is None else build.describe(b"S", name)), pending
         return self._close(op)
 
@@ -253,6 +259,10 @@ class Compiler:
         self.used.add(statement)
         if self._held(statement):
             return b"", [], statement.server_name
+        if self._client.described.get(name, self._client.schema) != self._client.schema:
+            # The client decodes by the description that it has kept. A new Parse here, after DDL, may
+            # give other columns and types; PostgreSQL's own plan would refuse that, so this is refused.
+            return b"", [], OUTDATED
         self._fresh.add(statement)
         self._gone.discard(statement)
         return (
@@ -265,6 +275,7 @@ class Compiler:
         front, pending, name = self._use(op.name)
         self._bound[op.portal] = self.lookup(op.name)
         pending.append(Pending(Step.BIND))
+        pending[-1].outdated = name == OUTDATED
         return front + (op.raw if name is None else rename_bind(op, name)), pending
 
     def _execute(self, op: Op) -> tuple[bytes, list[Pending]]:
