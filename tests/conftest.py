@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from .support.cutter import Cutter
 from .support.fleet import POOL_SIZES, Fleet
@@ -50,7 +51,13 @@ def wait_until_serving(proxy: Proxy, user: str = "pool20", database: str = "post
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Made-up input is the same in each run; much more, and other input each time, with the long tests."""
     config.addinivalue_line("markers", "settings(over): settings of the proxy that the test's target needs")
+    if "not full" in config.getoption("markexpr"):
+        settings.register_profile("tier", max_examples=150, deadline=None, derandomize=True)
+    else:
+        settings.register_profile("tier", max_examples=3000, deadline=None)
+    settings.load_profile("tier")
 
 
 @pytest.hookimpl(tryfirst=True)

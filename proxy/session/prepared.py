@@ -187,9 +187,9 @@ class Compiler:
         """What a name of the client means at this point of the batch."""
         if name in self._texts:
             return self._texts[name]
-        if self._dropped:
-            return None
-        return self._client.named.get(name) if name else self._client.unnamed
+        if not name:
+            return self._client.unnamed
+        return None if self._dropped else self._client.named.get(name)
 
     def add(self, op: Op) -> tuple[bytes, list[Pending]]:
         """Bytes to send for one message, and the replies that they owe."""
@@ -287,7 +287,7 @@ class Compiler:
             effects = classification.effects & (Effect.DISCARD | Effect.PREPARE)
             if effects & Effect.DISCARD:
                 self._dropped = True
-                self._texts.clear()
+                self._texts = {name: text for name, text in self._texts.items() if not name}
                 self._fresh.clear()
             elif effects and classification.kind == "deallocate":
                 name = classification.name.encode("utf-8", "surrogateescape")

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from ..conftest import base_settings, wait_until_serving
 from ..support.fake_node import FakeNode
 from ..support.fleet import Fleet
 from ..support.proxy import Proxy, merged
 from ..support.rawpg import Wire
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Much more made-up input, and other input each time, where the long tests are asked for."""
-    if "not full" in config.getoption("markexpr"):
-        settings.register_profile("fuzz", max_examples=150, deadline=None, derandomize=True)
-    else:
-        settings.register_profile("fuzz", max_examples=3000, deadline=None)
-    settings.load_profile("fuzz")
 
 
 @pytest.fixture(scope="session")
