@@ -308,7 +308,9 @@ def _refuse_taken(family: int, host: str, port: int) -> None:
 
 
 def _unix_socket(path: str, mode: int, backlog: int) -> socket.socket:
-    """A listening Unix socket; one that a dead process left there is replaced."""
+    """A listening Unix socket; one that a dead process left there is replaced. OSError where it can't be."""
+    if len(os.fsencode(path)) > 107:
+        raise OSError(f"can't listen on {path}: the path of a Unix socket may have 107 bytes")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -152,16 +153,18 @@ async def test_children_end_with_a_killed_supervisor(fleet: Fleet, tmp_path: Pat
 
 
 async def test_stop_leaves_nothing_behind(fleet: Fleet, tmp_path: Path) -> None:
-    runtime, sockets = tmp_path / "run", tmp_path / "sockets"
-    sockets.mkdir()
+    runtime = tmp_path / "run"
+    # The path of a Unix socket may have 107 bytes, and tmp_path alone can be longer.
+    sockets = Path(tempfile.mkdtemp(prefix="pgtrident-", dir="/tmp"))
     wanted = settings(fleet, runtime_dir=str(runtime), listen={"port": 0, "unix_socket_dir": str(sockets)})
     async with StubProxy(wanted, tmp_path) as proxy:
         children = [proxy.pid(child) for child in ("controller", "worker 0", "worker 1")]
         assert (runtime.stat().st_mode & 0o777) == 0o700
-        assert [path.name for path in sockets.iterdir()] == [f".s.PGSQL.{proxy.port}"]
+        assert os.listdir(sockets) == [f".s.PGSQL.{proxy.port}"]
         assert (runtime / "published").exists()
     assert proxy.process.returncode == 0
-    assert not list(sockets.iterdir())
+    assert not os.listdir(sockets)
+    os.rmdir(sockets)
     assert not any(map(alive, children))
 
 
