@@ -76,12 +76,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen.add(case)
 
 
+MAX_PROXIES = 4
+"""Shared proxies of one process at a time."""
+
 StartProxy = Callable[[Settings], Proxy]
 
 
 @pytest.fixture(scope="session")
 def running_proxies() -> dict[str, Proxy]:
-    """The proxies that live as long as the run, by their settings."""
+    """The proxies that tests share, by their settings; the one last asked for comes last."""
     return {}
 
 
@@ -89,19 +92,25 @@ def running_proxies() -> dict[str, Proxy]:
 def proxies(
     fleet: Fleet, running_proxies: dict[str, Proxy], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartProxy]:
-    """Gives the proxy with the settings asked for; it is started when it is first asked for."""
+    """Gives the proxy with the settings asked for; it is started when it is first asked for. The one that has not
+    been asked for longest is stopped when there are `MAX_PROXIES`: each costs probes."""
     running = running_proxies
+    faults: list[str] = []
 
     def start(over: Settings) -> Proxy:
         key = json.dumps(over, sort_keys=True)
-        if key not in running:
+        proxy = running.pop(key, None)
+        if proxy is None:
+            while len(running) >= MAX_PROXIES:
+                faults.extend(running.pop(next(iter(running))).faults())
             proxy = Proxy(merged(base_settings(fleet), over), tmp_path_factory.mktemp("proxy"))
             running[key] = proxy
             wait_until_serving(proxy)
-        return running[key]
+        running[key] = proxy
+        return proxy
 
     yield start
-    faults = [line for proxy in running.values() for line in proxy.faults()]
+    faults.extend(line for proxy in running.values() for line in proxy.faults())
     assert not faults, "\n".join(faults)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class LoggedIn:
 
     user: str
     database: str
-    params: dict[str, str]
+    params: Mapping[str, str]
     """Session settings of the startup packet, those out of `options` included."""
     replication: str
     """"" for an ordinary session, else the value that the client gave."""

@@ -17,8 +17,9 @@ from ..wire import build, parse
 from .server import Owed, Server
 
 if TYPE_CHECKING:
-    from .client import Client, Unit
+    from .client import Client
     from .pools import ServerPool
+    from .unit import Unit
     from .worker import Worker
 
 MAX_KNOWN = 2_000
@@ -126,7 +127,7 @@ class Capabilities:
 
         def answered(server: Server, rows: object, error: dict[str, str] | None) -> None:
             if not done.done():
-                done.set_result(None if error else b"".join(owed.collected))
+                done.set_result(None if error else b"".join(owed.collected or ()))
             pool.settled(server)
 
         owed.then = answered

@@ -11,24 +11,27 @@ Called by asyncio (bytes in), by `server` (answers) and by `pools` (a server was
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import CannotFollow, NoNode, ProtocolViolation, Terminated, TridentError
 from ..routing.bind import UNREADABLE, readable
 from ..routing.router import Hold
 from ..session import rules
-from ..session.prepared import ClientStatements, Compiler, Statement
+from ..session.prepared import ClientStatements
 from ..session.state import State
 from ..sql.model import Class, Classification, Effect
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
-from ..wire.codes import FAILED, IDLE
+from ..wire.codes import IDLE
 from ..wire.frontend import BATCH_LIMIT, Op
 from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, scan_batch
+from .audit import Audit
+from .batch import Batches
+from .rerun import Rerun
 from .server import Owed, Server
+from .unit import CALL, DDL, EMPTY, TOO_LONG, Kind, Unit, split_batch
 
 if TYPE_CHECKING:
     from .authenticate import LoggedIn
@@ -43,169 +46,15 @@ MAX_HELD_MESSAGE = 16 * 1024 * 1024
 """Most messages pass through as they come. A statement's text is kept, to be parsed again elsewhere, and so
 is what comes behind an open batch; those have a bound of their own."""
 
-_STRENGTH = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
 
-_NOT_SETTINGS = frozenset(
-    (
-        "in_hot_standby",
-        "is_superuser",
-        "server_version",
-        "server_encoding",
-        "integer_datetimes",
-        "session_authorization",
-    )
-)
-"""Reported parameters that no SET of the client's made."""
-
-_DDL = frozenset(("ddl", "select_into"))
-"""Reasons of classifications that may change what names mean, but for these kinds."""
-_NO_DDL = frozenset(("analyze", "comment", "grant", "revoke", "truncate", "vacuum", "cluster", "reindex"))
-_DDL_WORDS = re.compile(rb"\b(create|alter|drop|into)\b", re.IGNORECASE)
-"""In a string of several statements, or a DO block."""
 MAX_COMMAND = 1024
 """Bytes of a text that are looked at for a database's name."""
 _NAMES = Effect.DISCARD | Effect.PREPARE
-_UNSEEN = Effect.UNKNOWN_CODE | Effect.SET_ANY
 
 _QUERY = 0
 _PLAIN = B_SYNC | B_PLAIN
 _NAMED = B_SYNC | B_NAMED
 """Forms of a usual unit: a Query, a batch of the unnamed statement, a batch that binds a named one."""
-
-_EMPTY = Classification(Class.READ, "empty", kind="empty", statements=0)
-_TOO_LONG = Classification(Class.WRITE, "too_long", effects=Effect.UNKNOWN_CODE)
-_CALL = Classification(Class.WRITE, "function_call", effects=Effect.UNKNOWN_CODE, kind="call")
-
-
-class Kind(Enum):
-    """What a unit is made of."""
-
-    WELCOME = "welcome"
-    QUERY = "query"
-    BATCH = "batch"
-    CALL = "call"
-
-
-class Unit:
-    """A unit on its way that could not go the fast way.
-
-    Attributes:
-        raw: the message, for QUERY and CALL (of a streamed one: its beginning).
-        ops: the messages of a BATCH.
-        synced: whether a BATCH ends with Sync.
-        cls, classified: the strongest class, and each text's classification.
-        effects, settings, resets: joined over the texts.
-        named: whether a BATCH names statements, so that names in flight must be settled first.
-        unseen: whether code runs that can't be seen (a user's function, DO, CALL).
-        untracked: whether it sets a setting whose name can't be told (set_config($1, ...)).
-        mark: boot_ns of the last write to the database that had ended when the unit arrived.
-        since: when it began to wait, in seconds of the clock; 0 while it has not.
-    """
-
-    __slots__ = (
-        "bound_text",
-        "classified",
-        "cls",
-        "effects",
-        "kind",
-        "mark",
-        "named",
-        "ops",
-        "raw",
-        "resets",
-        "retried",
-        "settings",
-        "since",
-        "synced",
-        "unseen",
-        "untracked",
-    )
-
-    def __init__(self, kind: Kind, raw: bytes = b"") -> None:
-        self.kind = kind
-        self.raw = raw
-        self.ops: list[Op] = []
-        self.bound_text: tuple[bytes, bytes] | None = None
-        """The text and types of a statement prepared before, where the unit binds one."""
-        self.synced = True
-        self.cls = Class.READ
-        self.classified: list[Classification] = []
-        self.effects = Effect.NONE
-        self.settings: set[str] = set()
-        self.resets = False
-        self.named = False
-        self.retried = False
-        self.unseen = False
-        self.untracked = False
-        self.mark = 0
-        self.since = 0.0
-
-    def join(self, classification: Classification, trusted: bool = False) -> None:
-        """Take one more text into account. `trusted`: unseen code that has left nothing behind so far."""
-        self.classified.append(classification)
-        if _STRENGTH[classification.cls] > _STRENGTH[self.cls]:
-            self.cls = classification.cls
-        if classification.plain:
-            return
-        effects = classification.effects
-        if Effect.UNKNOWN_CODE in effects:
-            self.unseen = True
-        elif Effect.SET_ANY in effects and classification.kind not in ("reset", "discard"):
-            self.untracked = True
-        if self.unseen and trusted and not effects & ~_UNSEEN:
-            return
-        self.effects |= effects
-        self.settings |= classification.settings
-        self.resets = self.resets or classification.resets
-
-    @property
-    def may_be_ddl(self) -> bool:
-        """Whether what names mean may be another after it."""
-        for c in self.classified:
-            if c.reason in _DDL and c.kind not in _NO_DDL:
-                return True
-            if (c.statements > 1 or c.kind == "do") and any(_DDL_WORDS.search(text) for text in self._texts()):
-                return True
-        return False
-
-    def _texts(self) -> list[bytes]:
-        return [self.raw] if self.kind is not Kind.BATCH else [op.sql for op in self.ops]
-
-    @property
-    def copies_in(self) -> bool:
-        """Whether a COPY FROM in it is about to run."""
-        runs = self.kind is not Kind.BATCH or any(op.kind == frontend.EXECUTE for op in self.ops)
-        return runs and any(c.kind == "copy" and c.cls is Class.WRITE for c in self.classified)
-
-    @property
-    def is_discard_all(self) -> bool:
-        """Whether it is DISCARD ALL and nothing else."""
-        if len(self.classified) != 1 or self.classified[0].statements != 1:
-            return False
-        return self.classified[0].kind == "discard" and Effect.DISCARD in self.effects
-
-    @property
-    def reads_sequence(self) -> bool:
-        """Whether it asks for the session's own last value of a sequence, and nothing in it made one."""
-        if len(self.classified) != 1 or self.classified[0].statements != 1:
-            return False
-        return Effect.SEQUENCE in self.effects and not self.discards
-
-    @property
-    def discards(self) -> bool:
-        """Whether a DISCARD is part of it."""
-        return any(c.kind == "discard" for c in self.classified)
-
-    def single_text(self) -> tuple[bytes, bytes] | None:
-        """Text and raw parameter types where the unit is one statement, run once."""
-        if len(self.classified) != 1 or self.classified[0].statements != 1:
-            return None
-        if self.kind is Kind.QUERY:
-            return self.raw[5:-1], b"\0\0"
-        for op in self.ops:
-            if op.kind == frontend.PARSE:
-                return op.sql, op.oids
-        return self.bound_text
 
 
 class Client:
@@ -216,15 +65,16 @@ class Client:
     ) -> None:
         self.worker = worker
         self.transport = transport
-        self.login = login
+        self.startup_state = worker.states.intern(login.params)
+        self.startup = self.startup_state.values
+        self.login = replace(login, params=self.startup)  # many clients share one
         self.number = number
         self.settings = settings
         self.names = ClientStatements()
-        self.startup: dict[str, str] = dict(login.params)
-        self.startup_state = worker.states.intern(self.startup)
         self.state: State = self.startup_state
-        self.pins: set[str] = {rules.PIN_SESSION} if settings.mode == "session" else set()
-        self.shown: dict[str, str] = {}
+        self.pins: frozenset[str] = rules.SESSION_PINS if settings.mode == "session" else rules.NO_PINS
+        self.shown: Mapping[str, str] = {}
+        """Parameters as they were last reported. Shared by those whose are equal since their greeting."""
         self.server: Server | None = None
         self.last_server: Server | None = None
         self.pid = 0
@@ -243,16 +93,12 @@ class Client:
         self._parts: list[bytes] = []
         self._need = 0
         self._stream = 0
-        self._batch: list[Op] = []
-        self._batch_size = 0
-        self._batch_failed = False
-        self._open: Owed | None = None
-        self._compiler: Compiler | None = None
+        self.batches = Batches(self)
         self._parked: Unit | None = None
         self._busy = False
         """A question of our own is under way on the linked server; nothing else may be sent."""
-        self._barrier = False
-        self._parsing = 0
+        self.barrier = False
+        self.parsing = 0
         self._skipping = False
         self._copy_in = False
         self._copy_ended = False
@@ -260,11 +106,7 @@ class Client:
         self._awaiting_copy = False
         """Whether the server will go into copy-in is about to be known; until then a Sync can't be read."""
         self._resync = False
-        self._flushed = False
-        self._touched = Effect.NONE
-        self._touched_names: set[str] = set()
-        self._unseen: list[Classification] = []
-        self._untracked = False
+        self.audit = Audit(self)
         self._doomed: ProtocolViolation | None = None
         """The client broke the protocol; it ends when what is in flight has been answered."""
         self._uses_sequences = False
@@ -282,24 +124,15 @@ class Client:
         self._out_paused = False
         self._in_paused = False
         self._server_full = False
-        self._reads = Owed(self, plain=True)
-        self._writes = Owed(self, wrote=True, plain=True)
-        self._named_reads = Owed(self, extended=True, plain=True)
-        self._named_writes = Owed(self, wrote=True, extended=True, plain=True)
-        self._greeted: dict[str, str] = {}
-        """Reported parameters that the client's startup asked for, as they were first shown."""
-        self._named_raw = b""
-        """The last batch sent by `_send_named_batch`."""
-        self._named_unit: Unit | None = None
-        """The batch in flight that may be run again if its plan turns out to be stale."""
-        self._stale_names: list[bytes] = []
-        self._held_back = b""
-        """A Query that came behind an open batch."""
-        self._out: list[bytes] = []
+        self._usual: Owed | None = None
+        """What `_pass` owes: one at a time, so it is made once and used again."""
+        self._greeted: Mapping[str, str] = {}
+        """Reported parameters as they were first shown."""
+        self.rerun = Rerun(self)
         self._early = b""
         """A usual unit that waits for a server as it came: no Unit is made of it unless need be."""
         self._early_form = 0
-        self._early_class = _EMPTY
+        self._early_class = EMPTY
         self._stream_sink = False
 
     # ------------------------------------------------------------------ login
@@ -313,7 +146,7 @@ class Client:
         if pool is not None and known is not None:
             self._greet(known, pool.likely_server())
             return
-        self._begin(unit)
+        self.begin(unit)
 
     def _greet(self, parameters: Mapping[str, str], server: Server | None) -> None:
         """Tell the client its parameters and key. Its process id is that of the server that it is likely
@@ -321,9 +154,7 @@ class Client:
         notifications) agrees wherever it can."""
         self.last_server = server
         self.worker.give_key(self, server.pid if server is not None else 0)
-        self.shown = dict(parameters)
-        asked = {name.lower() for name in self.startup}
-        self._greeted = {name: value for name, value in parameters.items() if name.lower() in asked}
+        self.shown = self._greeted = parameters
         self._reread()
         out = [build.AUTHENTICATION_OK]
         out.extend(build.parameter_status(name, value) for name, value in self.shown.items())
@@ -356,7 +187,7 @@ class Client:
     def _at_once(self, form: int, data: bytes, classification: Classification) -> bool:
         """Send a usual unit as it came, or let it wait for a server as it is (`_early`). False when it
         needs more than that; the general way then takes it."""
-        if not classification.plain or not self._readable or classification.reason in _DDL:
+        if not classification.plain or not self._readable or classification.reason in DDL:
             return False
         server = self.server
         if server is not None:
@@ -413,11 +244,9 @@ class Client:
                 return False
             name = statement.server_name
             length = int.from_bytes(data[1:5], "big") + len(name) - (end - 6)
-            owed = self._named_writes if classification.cls is Class.WRITE else self._named_reads
-            self._named_raw = data
+            self.rerun.raw = data
             data = b"".join((b"B", length.to_bytes(4, "big"), b"\0", name, data[end:]))
         else:
-            owed = self._writes if classification.cls is Class.WRITE else self._reads
             if form == _QUERY:
                 server.statements.unnamed = names.unnamed = None
             else:
@@ -425,6 +254,11 @@ class Client:
                 oids = data[end + 1 : 1 + int.from_bytes(data[1:5], "big")]
                 statement = self.worker.statements.intern(data[6:end], oids, self._meaning(), classification)
                 server.statements.unnamed = names.unnamed = statement
+        owed = self._usual
+        if owed is None:
+            owed = self._usual = Owed(self, plain=True)
+        owed.extended = form == _NAMED
+        owed.wrote = classification.cls is Class.WRITE
         owed.started = owed.failed = False
         server.owed.append(owed)
         server.transport.write(data)
@@ -449,14 +283,18 @@ class Client:
             self._input = data
         self._pump()
 
+    def shut_gate(self) -> None:
+        """Keep the fast path away until what is under way is settled."""
+        self._gate = True
+
     def _blocked(self) -> bool:
         return bool(
             self._early
             or self._doomed is not None
             or self._parked is not None
             or self._busy
-            or self._barrier
-            or self._held_back
+            or self.barrier
+            or self.batches.held_back
             or self.closed
             or not self.ready
         )
@@ -490,15 +328,15 @@ class Client:
                         self._need = end - n  # a Bind waits for its names only, then it is streamed
                     break
                 raw = buf[pos:end] if pos or end < n else buf
-                if kind in frontend.COPY and self._batch:
+                if kind in frontend.COPY and self.batches.ops:
                     # A batch whose COPY wants data is sent without its Sync.
-                    self._submit(synced=False)
+                    self.batches.submit(synced=False)
                     continue
                 pos = end
                 self._message(kind, raw)
         except ProtocolViolation as error:
             self._input = b""
-            if self.server is not None and self.server.owed and self._open is None:
+            if self.server is not None and self.server.owed and self.batches.open is None:
                 self._doomed = error  # what is in flight is answered first
                 self._steer()
             else:
@@ -508,7 +346,7 @@ class Client:
         if self._need:
             self._parts = [self._input]
             self._input = b""
-        self._flush_open()
+        self.batches.write_out()
         self._settle_gate()
 
     def _settle_gate(self) -> None:
@@ -516,8 +354,7 @@ class Client:
             self._input
             or self._need
             or self._stream
-            or self._batch
-            or self._open is not None
+            or self.batches.begun
             or self._skipping
             or self._copy_in
             or self._resync
@@ -537,20 +374,21 @@ class Client:
 
     def _resume(self) -> None:
         """Go on with what was parked, then with the input."""
-        if self.closed or self._busy or self._barrier:
+        if self.closed or self._busy or self.barrier:
             return
         unit = self._parked
         if unit is not None:
             if self.waiting_in is not None:
                 return
             self._parked = None
-            self._begin(unit)
+            self.begin(unit)
         if self._parked is None:
             self._go_on()
 
     def _go_on(self) -> None:
-        if self._held_back and self._open is not None and not self._batch_failed:
-            self._settle_batch(self._held_back)
+        batches = self.batches
+        if batches.held_back and batches.open is not None and not batches.failed:
+            batches.hold_back(batches.held_back)
         if self._input:
             self._pump()
         else:
@@ -560,13 +398,13 @@ class Client:
         if kind == frontend.TERMINATE:
             self._leave()
             return
-        if self._skipping or self._batch_failed:
+        if self._skipping or self.batches.failed:
             self._skip(kind, raw)
             return
         if kind in frontend.COPY:
             # Outside of a copy PostgreSQL throws these away.
             if self.server is not None and self.server.owed:
-                self._flush_open()
+                self.batches.write_out()
                 self.server.transport.write(raw)
                 if kind != frontend.COPY_DATA:
                     self._copy_in = False
@@ -576,34 +414,29 @@ class Client:
             self._in_copy(kind, raw)
             return
         if kind in frontend.EXTENDED:
-            self._extended(raw)
+            self.batches.add(raw)
         elif kind == frontend.SYNC:
             if self._resync and self.server is not None:
                 # The Sync before was eaten by copy-in; this one ends that batch.
                 self._resync = False
                 self.server.transport.write(raw)
-            elif self._open is not None:
-                self._close_open()
-            elif self._batch or self.server is not None:
-                self._submit(synced=True)
+            elif self.batches.open is not None:
+                self.batches.close()
+            elif self.batches.ops or self.server is not None:
+                self.batches.submit(synced=True)
             else:
                 self.write(build.ready(IDLE))  # nothing to synchronise with
         elif kind == frontend.FLUSH:
-            if self._open is not None and self.server is not None:
-                self._flush_open()
-                self.server.transport.write(raw)
-            elif self._batch:
-                self._flushed = True
-                self._submit(synced=False)
+            self.batches.flush()
         elif kind == frontend.QUERY:
             self._query(raw)
         else:
-            if self._batch or self._open is not None:
-                self._settle_batch(raw)
+            if self.batches.begun:
+                self.batches.hold_back(raw)
                 return
             unit = Unit(Kind.CALL, raw)
-            unit.join(_CALL)
-            self._begin(unit)
+            unit.join(CALL)
+            self.begin(unit)
 
     def _skip(self, kind: int, raw: bytes) -> None:
         """After an error in a batch everything up to Sync is thrown away (manual, 55.2.3)."""
@@ -612,8 +445,8 @@ class Client:
         if self._skipping:
             self._skipping = False
             self.write(build.ready(self.server.status if self.server is not None else IDLE))
-        elif self._open is not None and self.server is not None:
-            self._close_open()
+        elif self.batches.open is not None and self.server is not None:
+            self.batches.close()
 
     def _in_copy(self, kind: int, raw: bytes) -> None:
         """In copy-in the server ignores Sync and Flush; all else ends in its error (manual, 55.2.6)."""
@@ -624,81 +457,30 @@ class Client:
 
     # ------------------------------------------------------------------ units out of messages
 
-    def _classify(self, sql: bytes) -> Classification:
+    def classify(self, sql: bytes) -> Classification:
         if not self._readable:
             return UNREADABLE
         return self.worker.classify(sql)
 
-    def _join(self, unit: Unit, classification: Classification) -> None:
+    def join(self, unit: Unit, classification: Classification) -> None:
         unseen = not classification.plain and Effect.UNKNOWN_CODE in classification.effects
         unit.join(classification, unseen and self.worker.trust.holds((self.settings.dbname, classification)))
 
     def _query(self, raw: bytes) -> None:
-        if self._batch or self._open is not None:
-            self._settle_batch(raw)
+        if self.batches.begun:
+            self.batches.hold_back(raw)
             return
         unit = Unit(Kind.QUERY, raw)
-        classification = self._classify(raw[5:-1])
-        self._join(unit, classification)
+        classification = self.classify(raw[5:-1])
+        self.join(unit, classification)
         if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
             self.worker.pools.leave_databases(raw[:MAX_COMMAND])
-        self._begin(unit)
+        self.begin(unit)
 
-    def _settle_batch(self, raw: bytes) -> None:
-        """A Query or function call while a batch is open: whether the server will run it depends on
-        the batch's outcome, so that is brought out by a Flush and awaited."""
-        self._held_back = raw
-        if self._batch:
-            self._submit(synced=False)
-        head, server = self._open, self.server
-        if head is None or server is None:
-            return
-        self._flush_open()
-        if head.steps is not None and head.at >= len(head.steps) and server.owed[0] is head:
-            self.batch_settled(head)
-        else:
-            server.transport.write(build.FLUSH)
-
-    def batch_settled(self, owed: Owed) -> None:
-        """All of an open batch has been answered without an error. A Query held back runs now, in
-        the batch's implicit transaction, and its ReadyForQuery ends both."""
-        server = self.server
-        if not self._held_back or owed is not self._open or server is None:
-            return
-        raw, self._held_back = self._held_back, b""
-        if raw[0] == frontend.QUERY:
-            self._join_open(self._classify(raw[5:-1]))
-        else:
-            self._join_open(_CALL)
-        self._open = None
-        self._compiler = None
-        owed.complete = True
-        owed.extended = False
-        owed.steps = None
-        self._barrier = bool(self._touched)
-        server.transport.write(raw)
-
-    def _extended(self, raw: bytes) -> None:
-        try:
-            op = frontend.read_op(raw)
-            if op.name and not op.name.isascii() and self.shown.get("client_encoding", "UTF8") == "UTF8":
-                op.name.decode()
-        except (ProtocolViolation, UnicodeDecodeError):
-            # The server refuses it in its own words, at its place.
-            op = Op(0, raw)
-        self._read_statement(op)
-        if self._open is not None:
-            self._stream_op(op)
-            return
-        self._batch.append(op)
-        self._batch_size += len(raw)
-        if self._batch_size > BATCH_LIMIT:
-            self._submit(synced=False)
-
-    def _read_statement(self, op: Op) -> None:
+    def read_statement(self, op: Op) -> None:
         """Give a Parse its Statement."""
         if op.kind == frontend.PARSE:
-            classification = self._classify(op.sql)
+            classification = self.classify(op.sql)
             op.statement = self.worker.statements.intern(op.sql, op.oids, self._meaning(), classification)
 
     def _reread(self) -> None:
@@ -706,10 +488,14 @@ class Client:
         self._readable = readable(self.shown)
         self._meant_in = None
 
+    def forget_meaning(self) -> None:
+        """What names mean may have changed (settings, temporary tables)."""
+        self._meant_in = None
+
     def _meaning(self) -> str:
         """What besides text and types decides what a Parse would find now: a Statement is shared only by
         those for whom that is equal. DDL, another search_path or role, a temporary table: a new one."""
-        if self._touched:
+        if self.audit.touched:
             return f"{self.number}/{self.units}"  # settings are in motion: shared with nobody
         schema = self.worker.schema_version(self.settings.dbname)
         if self._meant_in is not self.state or self._meant_at != schema:
@@ -730,51 +516,9 @@ class Client:
             )
         return self._meant
 
-    def _submit(self, synced: bool) -> None:
-        """The batch so far becomes a unit."""
-        unit = Unit(Kind.BATCH)
-        unit.ops = self._batch
-        unit.synced = synced
-        self._batch = []
-        self._batch_size = 0
-        self._judge(unit)
-        if not synced:
-            # More may follow that writes: the primary can serve whatever that is.
-            unit.cls = Class.WRITE
-        self._begin(unit)
-
-    def _judge(self, unit: Unit) -> None:
-        """Class and effects of a batch from the texts that it uses."""
-        texts: dict[bytes, Statement | None] = {}
-        executes = 0
-        for op in unit.ops:
-            if op.kind == frontend.PARSE:
-                statement = op.statement
-                assert isinstance(statement, Statement)
-                texts[op.name] = statement
-                unit.named = unit.named or bool(op.name)
-                self._join(unit, statement.classification)
-            elif op.kind == frontend.BIND or (op.kind == frontend.DESCRIBE and op.target == 0x53):
-                if op.name not in texts:
-                    unit.named = True
-                    known = self.names.named.get(op.name) if op.name else self.names.unnamed
-                    self._join(unit, known.classification if known is not None else _EMPTY)
-                    if known is not None:
-                        unit.bound_text = known.sql, known.oids
-            elif op.kind == frontend.CLOSE:
-                unit.named = True
-                if op.name in self.names.sql:
-                    unit.effects |= Effect.PREPARE
-            elif op.kind == frontend.EXECUTE:
-                executes += 1
-            elif op.kind == 0:
-                unit.cls = Class.WRITE
-        if executes > 1 and unit.cls is Class.ANALYTIC:
-            unit.cls = Class.READ
-
     # ------------------------------------------------------------------ a unit's way
 
-    def _begin(self, unit: Unit) -> None:
+    def begin(self, unit: Unit) -> None:
         """Send a unit if it can be sent, else park it."""
         server = self.server
         if server is None:
@@ -782,14 +526,14 @@ class Client:
             return
         if server.owed:
             held = (
-                (unit.named and self._parsing > 0)
+                (unit.named and self.parsing > 0)
                 or len(server.owed) > MAX_PIPELINE
                 or (not server.pool.is_primary() and unit.cls is not Class.READ and server.status == IDLE)
             )
             if held:
                 self._park(unit)
                 return
-        self._transmit(server, unit)
+        self.transmit(server, unit)
 
     def _park(self, unit: Unit) -> None:
         self._parked = unit
@@ -858,10 +602,10 @@ class Client:
             unit.join(self._early_class)
         else:
             unit = Unit(Kind.BATCH)
-            unit.ops = _split(data)
+            unit.ops = split_batch(data)
             for op in unit.ops:
-                self._read_statement(op)
-            self._judge(unit)
+                self.read_statement(op)
+            self.batches.judge(unit)
         self._parked = unit
 
     def server_granted(self, server: Server) -> None:
@@ -909,7 +653,7 @@ class Client:
         if not self._fits(server):
             self._sync(server, unit)
             return
-        self._transmit(server, unit)
+        self.transmit(server, unit)
 
     def _sync(self, server: Server, unit: Unit) -> None:
         """Bring the server's settings in line with the client's, and only then send the unit: it must
@@ -922,18 +666,15 @@ class Client:
         server.unseen_by = None
         if not sql:
             server.state = self.state
-            self._transmit(server, unit)
+            self.transmit(server, unit)
             return
         self.worker.counters.syncs += 1
         self._parked = unit
-        self._busy = True
-        self._gate = True
-        server.ask(sql, self._synced)
+        self.ask(server, sql, self._synced)
 
     def _synced(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
-        if server.owner is not self:
+        if not self.answered(server):
             return
-        self._busy = False
         unit = self._parked
         self._parked = None
         if error is not None:
@@ -953,10 +694,10 @@ class Client:
             return
         server.state = self.state
         if unit is not None:
-            self._transmit(server, unit)
+            self.transmit(server, unit)
         self._resume()
 
-    def _transmit(self, server: Server, unit: Unit) -> None:
+    def transmit(self, server: Server, unit: Unit) -> None:
         if unit.kind is Kind.WELCOME:
             parameters = server.pool.shown_parameters(server)
             server.pool.welcomes_add(self.state, parameters)
@@ -967,28 +708,28 @@ class Client:
         if Effect.SEQUENCE in unit.effects:
             self._uses_sequences = not unit.discards
             if unit.discards:
-                self.pins.discard(rules.PIN_SEQUENCE)
+                self.pins -= {rules.PIN_SEQUENCE}
             elif server.pool.is_primary():
-                self.pins.add(rules.PIN_SEQUENCE)
+                self.pins |= {rules.PIN_SEQUENCE}
         if unit.unseen:
             server.unseen_by = self
         if unit.untracked and rules.PIN_SESSION not in self.pins:
-            self._untracked = True
+            self.audit.untracked = True
         if unit.effects:
-            self._touched |= unit.effects
-            self._touched_names |= unit.settings
-            if Effect.UNKNOWN_CODE in unit.effects:
-                self._unseen.extend(c for c in unit.classified if Effect.UNKNOWN_CODE in c.effects)
-            self._barrier = unit.synced  # what follows in the same batch follows at once
+            self.audit.note(unit.effects, unit.settings)
+            for classification in unit.classified:
+                if Effect.UNKNOWN_CODE in unit.effects & classification.effects:
+                    self.audit.note_unseen(classification)
+            self.barrier = unit.synced  # what follows in the same batch follows at once
         wrote = unit.cls is Class.WRITE or unit.unseen
         if unit.copies_in:
-            self._awaiting_copy = self._barrier = True
+            self._awaiting_copy = self.barrier = True
         if unit.kind is Kind.BATCH:
-            self._transmit_batch(server, unit, wrote)
+            self.batches.send(server, unit, wrote)
             return
         owed = Owed(self, wrote=wrote)
         owed.ddl = unit.may_be_ddl
-        owed.classified = [unit]
+        owed.unit = unit
         raw = unit.raw
         if unit.kind is Kind.QUERY:
             server.statements.unnamed = self.names.unnamed = None
@@ -996,7 +737,7 @@ class Client:
                 raw = self._rename_in_query(server, unit, owed)
         server.send(raw, owed)
         if self._stream:
-            self._barrier = False
+            self.barrier = False
 
     def _rename_in_query(self, server: Server, unit: Unit, owed: Owed) -> bytes:
         """SQL DEALLOCATE and EXECUTE of a name that the client made by Parse: the server knows it by
@@ -1019,129 +760,7 @@ class Client:
             server.tell(statement.parse(statement.server_name))
             server.statements.named[statement] = None
         owed.names = (name, statement)
-        text = unit.raw[5:-1].decode("utf-8", "surrogateescape")
-        start, end = classification.name_span
-        renamed = text[:start] + rules.identifier(statement.server_name.decode()) + text[end:]
-        return build.query(renamed.encode("utf-8", "surrogateescape"))
-
-    def _transmit_batch(self, server: Server, unit: Unit, wrote: bool) -> None:
-        quiet = not server.owed and server.status != FAILED
-        self.names.schema = self.worker.schema_version(self.settings.dbname)
-        compiler = Compiler(self.names, server.statements, quiet)
-        owed = Owed(self, wrote=wrote, extended=True)
-        owed.ddl = unit.may_be_ddl
-        owed.classified = [unit]
-        owed.steps = []
-        out: list[bytes] = []
-        for op in unit.ops:
-            self._compile(compiler, op, out, owed)
-        if unit.synced:
-            out.append(build.SYNC)
-            self._note_compiled(server, compiler, owed)
-        else:
-            owed.complete = False
-            self._open = owed
-            self._compiler = compiler
-            if self._flushed:
-                out.append(build.FLUSH)
-                self._flushed = False
-        if unit.synced and server.status == IDLE and quiet and not unit.retried:
-            self._named_unit = unit
-        else:
-            self._named_unit = None
-        if unit.named:
-            self._parsing += 1
-        server.owed.append(owed)
-        server.transport.write(b"".join(out))
-        if not unit.synced and len(server.owed) == 1:
-            server.made(owed)
-
-    def _compile(self, compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:
-        assert owed.steps is not None
-        if op.kind == 0:
-            out.append(op.raw)
-            return
-        if op.kind == frontend.PARSE:
-            statement = op.statement
-            assert isinstance(statement, Statement)
-            classification = statement.classification
-            if classification.kind in ("deallocate", "execute") and classification.name:
-                op.statement = self._renamed_statement(compiler, statement)
-        data, pending = compiler.add(op)
-        if data:
-            out.append(data)
-        owed.steps.extend(pending)
-
-    def _renamed_statement(self, compiler: Compiler, statement: Statement) -> Statement:
-        classification = statement.classification
-        target = compiler.lookup(classification.name.encode("utf-8", "surrogateescape"))
-        if target is None or classification.name_span is None:
-            return statement
-        text = statement.sql.decode("utf-8", "surrogateescape")
-        start, end = classification.name_span
-        renamed = text[:start] + rules.identifier(target.server_name.decode()) + text[end:]
-        return Statement(
-            renamed.encode("utf-8", "surrogateescape"), statement.oids, statement.server_name + b"_r", classification
-        )
-
-    def _note_compiled(self, server: Server, compiler: Compiler, owed: Owed) -> None:
-        if compiler.squatters:
-            owed.squatters = compiler.squatters
-        for statement in compiler.used:
-            if statement in server.statements.named:
-                server.statements.named.move_to_end(statement)
-
-    def _stream_op(self, op: Op) -> None:
-        """A message of a batch that has been sent in part."""
-        server, owed, compiler = self.server, self._open, self._compiler
-        assert server is not None and owed is not None and compiler is not None
-        statement = op.statement
-        if isinstance(statement, Statement):
-            self._join_open(statement.classification)
-        elif op.kind == frontend.BIND and (known := compiler.lookup(op.name)) is not None:
-            self._join_open(known.classification)
-        out: list[bytes] = []
-        compiler.quiet = False
-        self._compile(compiler, op, out, owed)
-        self._out.extend(out)
-
-    def _join_open(self, classification: Classification) -> None:
-        if classification.plain:
-            return
-        self._touched |= classification.effects
-        self._touched_names |= classification.settings
-        if Effect.UNKNOWN_CODE in classification.effects:
-            self._unseen.append(classification)
-            if self.server is not None:
-                self.server.unseen_by = self
-        if self._open is not None:
-            unit = self._open.classified[0]
-            assert isinstance(unit, Unit)
-            unit.effects |= classification.effects
-            unit.settings |= classification.settings
-            unit.resets = unit.resets or classification.resets
-
-    def _flush_open(self) -> None:
-        """Write what was compiled of an open batch; one write a chunk."""
-        if self._out and self.server is not None:
-            self.server.transport.write(b"".join(self._out))
-        self._out.clear()
-
-    def _close_open(self) -> None:
-        """The Sync of an open batch."""
-        server, owed, compiler = self.server, self._open, self._compiler
-        assert server is not None and owed is not None
-        self._flush_open()
-        if compiler is not None:
-            self._note_compiled(server, compiler, owed)
-        owed.complete = True
-        self._open = None
-        self._compiler = None
-        self._batch_failed = False
-        unit = owed.classified[0]
-        if isinstance(unit, Unit) and unit.effects:
-            self._barrier = True
-        server.transport.write(build.SYNC)
+        return build.query(rules.renamed(unit.raw[5:-1], classification.name_span, statement.server_name))
 
     # ------------------------------------------------------------------ long messages
 
@@ -1150,7 +769,7 @@ class Client:
 
         Returns False when it has to be held after all (a text that must be kept to be parsed again).
         """
-        if self._skipping or self._batch_failed:
+        if self._skipping or self.batches.failed:
             self._stream = rest
             self._stream_sink = False
             return True
@@ -1160,12 +779,12 @@ class Client:
             if self._stream_sink and self.server is not None:
                 self.server.transport.write(part)
             return True
-        if kind == frontend.QUERY and not self._batch and self._open is None:
+        if kind == frontend.QUERY and not self.batches.begun:
             unit = Unit(Kind.QUERY, part)
-            unit.join(_TOO_LONG)
+            unit.join(TOO_LONG)
             self._stream = rest
             self._stream_sink = True
-            self._begin(unit)
+            self.begin(unit)
             return True
         if kind == frontend.BIND:
             return self._stream_bind(part, rest)
@@ -1183,12 +802,7 @@ class Client:
             return False
         op = Op(frontend.BIND, part)
         op.portal, op.name, op.rest = part[5:first], part[first + 1 : second], second + 1
-        if self._open is None:
-            self._batch.append(op)
-            self._submit(synced=False)
-        else:
-            self._stream_op(op)
-            self._flush_open()
+        self.batches.add_streamed(op)
         self._stream = rest
         self._stream_sink = True
         return True
@@ -1213,20 +827,24 @@ class Client:
         Returns the value to be shown, or None to show nothing. A reset on the server goes back to the
         server's login, but the client's own startup setting is put in its place right behind.
         """
-        unit = owed.classified[0] if owed is not None and owed.classified else None
-        if isinstance(unit, Unit) and unit.resets and name in self._greeted and value == server.at_login.get(name):
+        unit = owed.unit if owed is not None else None
+        if unit is not None and unit.resets and self._asked_for(name) and value == server.at_login.get(name):
             value = self._greeted[name]
             if self.shown.get(name) == value:
                 return None
-        self.shown[name] = value
+        self.shown = {**self.shown, name: value}
         if name in ("client_encoding", "standard_conforming_strings"):
             self._reread()
-        if name == "session_authorization" or name == "is_superuser":
-            self._touched |= Effect.ROLE
-        elif name not in _NOT_SETTINGS:
-            self._touched |= Effect.SET
-            self._touched_names.add(name.lower())
+        self.audit.note_parameter(name)
         return value
+
+    def _asked_for(self, name: str) -> bool:
+        """Whether the client's startup set this reported parameter."""
+        return name in self._greeted and any(name.lower() == asked.lower() for asked in self.startup)
+
+    def batch_settled(self, owed: Owed) -> None:
+        """All of an open batch has been answered without an error."""
+        self.batches.settled(owed)
 
     def copy_in_began(self, owed: Owed) -> None:
         """The server wants copy data. A Sync that went out with the batch is lost on it."""
@@ -1237,87 +855,34 @@ class Client:
         self._gate = True
         if self._awaiting_copy:
             self._awaiting_copy = False
-            self._barrier = False
+            self.barrier = False
             self.worker.loop.call_soon(self._resume)
 
     def unit_failed(self, server: Server, owed: Owed, fields: dict[str, str], first: bool) -> bool:
         """An ErrorResponse is on its way to the client; whether it is to be passed on."""
         self._copy_in = False
-        if owed is self._open:
-            self._batch_failed = True
-            if self._barrier or self._held_back:
-                self._awaiting_copy = self._barrier = False
+        if owed is self.batches.open:
+            if self.barrier or self.batches.held_back:
+                self._awaiting_copy = self.barrier = False
                 self.worker.loop.call_soon(self._resume)
-            self._held_back = b""
-            self._out.clear()
-        if owed is self._reads or owed is self._writes:
+            self.batches.fail()
+        if owed.plain and not owed.extended:
             if first:
                 server.statements.unnamed = self.names.unnamed = None
             return True
-        if owed is self._named_reads or owed is self._named_writes:
-            self._named_unit = Unit(Kind.BATCH, self._named_raw)
         if fields.get("C") == "0A000" and fields.get("R") == "RevalidateCachedQuery":
-            return self._stale(server, owed, first)
+            return self.rerun.failed(server, owed, first)
         return True
-
-    def _stale(self, server: Server, owed: Owed, first: bool) -> bool:
-        """ "cached plan must not change result type": the shared statement is older than the table.
-
-        The client may not have asked for a result of the old shape at all, so the statement is parsed
-        anew and the unit run again, but only where nothing has run yet and the client can't have kept
-        an old description. Otherwise the error stands, as it would without a proxy.
-        """
-        unit = self._named_unit
-        used = [s for s in server.statements.named if s in self._used_by(unit)] if unit is not None else []
-        for statement in used:
-            del server.statements.named[statement]
-        self._stale_names = [s.server_name for s in used]
-        self._gate = True  # `unit_done` has something to do
-        if unit is None or not first or not used or len(server.owed) != 1 or unit.retried or server.status != IDLE:
-            return True
-        if any(op.name in self.names.described for op in unit.ops if op.name):
-            return True
-        unit.retried = True
-        owed.retry = self._run_again
-        return False
-
-    def _used_by(self, unit: Unit | None) -> set[Statement]:
-        if unit is None:
-            return set()
-        if not unit.ops and unit.raw:
-            unit.ops = _split(unit.raw)
-            self._judge(unit)
-        used = set()
-        for op in unit.ops:
-            if isinstance(op.statement, Statement):
-                used.add(op.statement)
-            elif op.kind in (frontend.BIND, frontend.DESCRIBE) and (known := self.names.named.get(op.name)):
-                used.add(known)
-        return used
-
-    def _run_again(self) -> None:
-        unit, server = self._named_unit, self.server
-        if unit is None or server is None:
-            return
-        self.worker.counters.reparses += 1
-        if self._stale_names:
-            server.tell(b"".join(build.close(b"S", name) for name in self._stale_names))
-            self._stale_names = []
-        self._named_unit = None
-        for op in unit.ops:
-            if op.kind == frontend.PARSE:
-                self.names.named.pop(op.name, None)  # it is parsed once more
-        self._transmit(server, unit)
 
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""
         self.units += 1
         if owed.wrote and self._uses_sequences:
-            self.pins.add(rules.PIN_SEQUENCE)
+            self.pins |= {rules.PIN_SEQUENCE}
         if owed.ddl or self._ddl:
             self.worker.schema_changed(self.settings.dbname)
             self._ddl = status != IDLE
-        if owed.plain and not self._gate and status == IDLE and not self._touched and not server.owed and not self.pins:
+        if owed.plain and not self._gate and status == IDLE and not server.owed and self._loose():
             # Nothing unusual is going on: the server is free.
             if owed.wrote:
                 server.last_writer = self
@@ -1327,10 +892,8 @@ class Client:
         if self._doomed is not None and not server.owed:
             self.fail(self._doomed)
             return
-        if owed.steps is not None:
-            unit = owed.classified[0] if owed.classified else None
-            if isinstance(unit, Unit) and unit.named and self._parsing:
-                self._parsing -= 1
+        if owed.steps is not None and owed.unit is not None and owed.unit.named and self.parsing:
+            self.parsing -= 1
         self._copy_in = False
         self._copy_ended = False
         self._awaiting_copy = False
@@ -1341,19 +904,18 @@ class Client:
             return
         if owed.squatters:
             server.tell(b"".join(build.close(b"S", name) for name in owed.squatters))
-        elif self._stale_names:
-            server.tell(b"".join(build.close(b"S", name) for name in self._stale_names))
-            self._stale_names = []
+        else:
+            self.rerun.close_stale(server)
         if owed.wrote:
             server.last_writer = self
             self.worker.wrote(self)
-        if self._touched:
-            self._after_effects(server, owed, status)
+        if self.audit.touched:
+            self.audit.unit_done(server, owed, status)
             if self._busy:
                 return
-        self._barrier = False
+        self.barrier = False
         if status == IDLE:
-            if not server.owed and self._open is None and not self.pins and not self._touched:
+            if self.settled(server) and self._loose():
                 self._release(server)
         elif self.settings.mode == "statement":
             self.fail(
@@ -1364,122 +926,45 @@ class Client:
                 )
             )
             return
-        if self._parked is not None or self._input or self._held_back:
+        if self._parked is not None or self._input or self.batches.held_back:
             self._resume()
         elif self._gate:
             self._settle_gate()
 
-    # ------------------------------------------------------------------ session state
+    # ------------------------------------------------------------------ questions of our own
 
-    def _after_effects(self, server: Server, owed: Owed, status: int) -> None:
-        """A unit that may have changed the session has ended: put back what the client's startup asked
-        for, and once the session is idle look at what it has become."""
-        unit = owed.classified[0] if owed.classified else None
-        if isinstance(unit, Unit) and unit.effects:
-            if not owed.failed and unit.is_discard_all:
-                self._discarded(server)
-                return
-            if unit.resets and not owed.failed and status != FAILED and self.startup:
-                names = self.startup if Effect.SET_ANY in unit.effects else unit.settings & self.startup.keys()
-                values = {name: self.startup[name] for name in names}
-                if values:
-                    self._touched_names |= values.keys()
-                    self._busy = True
-                    self._gate = True
-                    server.ask(rules.set_sql(values), self._put_back)
-                    return
-        if status == IDLE and not server.owed and self._open is None:
-            self._audit(server)
-
-    def _put_back(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
-        if server.owner is not self:
-            return
-        self._busy = False
-        if server.status == IDLE and not server.owed:
-            self._audit(server)
-        self._continue(server)
-
-    def _discarded(self, server: Server) -> None:
-        """DISCARD ALL succeeded: the session is as after login, which for this client is its startup."""
-        server.state = self.worker.states.empty
-        server.unseen_by = None
-        self.state = self.startup_state
-        self.pins &= {rules.PIN_SESSION}
-        self._touched = Effect.NONE
-        self._touched_names.clear()
-        self._unseen.clear()
-        if self.pins and self.startup:
-            self._busy = True
-            self._gate = True
-            server.ask(rules.sync_sql({}, self.state.values), self._reapplied)
-
-    def _reapplied(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
-        if server.owner is not self:
-            return
-        self._busy = False
-        server.state = self.state
-        self._continue(server)
-
-    def _audit(self, server: Server) -> None:
-        """Ask the server what has become of the session."""
-        if rules.PIN_SESSION in self.pins:
-            self._touched = Effect.NONE
-            self._touched_names.clear()
-            return
-        effects = rules.audited(self._touched)
-        names = self._touched_names
-        if Effect.SET_ANY in effects:
-            names = names.union(name for name in self.state.values if "." in name)
-        sql = rules.audit_sql(effects, names, server.pool.user)
-        if Effect.LOAD in effects:
-            self.pins.add(rules.PIN_LOAD)
-        if self._untracked:
-            # A custom setting may be among them, and those can't be listed.
-            self._untracked = False
-            self.pins.add(rules.PIN_UNKNOWN)
-        if not sql:
-            self._touched = Effect.NONE
-            self._touched_names.clear()
-            return
-        self.worker.counters.audits += 1
+    def ask(
+        self,
+        server: Server,
+        sql: str,
+        then: Callable[[Server, list[list[bytes | None]], dict[str, str] | None], None],
+    ) -> None:
+        """Ask the linked server something; nothing else is sent to it until it has answered."""
         self._busy = True
         self._gate = True
-        server.ask(sql, self._audited)
+        server.ask(sql, then)
 
-    def _audited(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
+    def answered(self, server: Server) -> bool:
+        """The answer is here; False when it is no longer of interest."""
         if server.owner is not self:
-            return
+            return False
         self._busy = False
-        effects = rules.audited(self._touched)
-        self._touched = Effect.NONE
-        self._touched_names.clear()
-        if error is not None:
-            # What the session is can't be told: the client keeps this server, nobody else gets it.
-            self.pins.add(rules.PIN_UNKNOWN)
-            self._unseen.clear()
-            self._continue(server)
-            return
-        answer = rules.read_audit((_texts(row) for row in rows), effects, self.state.values, self.pins)
-        state = self.worker.states.intern(answer.values)
-        clean = state is self.state and answer.pins == self.pins
-        for classification in self._unseen:
-            self.worker.trust.note((self.settings.dbname, classification), clean)
-        self._unseen.clear()
-        if answer.pins and not self.pins:
-            self.worker.counters.pins += 1
-        self.state = server.state = state
-        self.pins = answer.pins
-        self._meant_in = None
-        if Effect.PREPARE in effects:
-            self.names.sql = {name.encode("utf-8", "surrogateescape") for name in answer.prepared}
-        self._continue(server)
+        return True
 
-    def _continue(self, server: Server) -> None:
+    def settled(self, server: Server) -> bool:
+        """Whether nothing of this client's is under way on its server."""
+        return not server.owed and self.batches.open is None
+
+    def _loose(self) -> bool:
+        """Whether nothing ties this client to a server between its units."""
+        return not self.pins and not self.audit.touched
+
+    def proceed(self, server: Server) -> None:
         """After a question of our own: as after a unit."""
         if self._busy:
             return
-        self._barrier = False
-        if server.status == IDLE and not server.owed and self._open is None and not self.pins and not self._touched:
+        self.barrier = False
+        if server.status == IDLE and self.settled(server) and self._loose():
             self._release(server)
         self._resume()
 
@@ -1487,7 +972,7 @@ class Client:
         """The server goes back to its pool; the client is linked to nothing."""
         self.server = None
         self.last_server = server
-        self._parsing = 0
+        self.parsing = 0
         if self._server_full:
             self._server_full = False
             self._steer()
@@ -1507,7 +992,7 @@ class Client:
     @property
     def idle(self) -> bool:
         """Between transactions: it can be ended without losing any work."""
-        return self.server is None and self._parked is None and not self._batch and not self._early
+        return self.server is None and self._parked is None and not self.batches.ops and not self._early
 
     @property
     def wants_read(self) -> bool:
@@ -1578,7 +1063,7 @@ class Client:
             unit = self._parked
             self._parked = None
             if not self.pins and server.status == IDLE and not fatal:
-                self._begin(unit)
+                self.begin(unit)
                 return
         if not fatal and not self.closed and not server.mid_message:
             wrote = any(owed.wrote for owed in server.owed)
@@ -1637,9 +1122,9 @@ class Client:
             server.pool.abandon(
                 server,
                 self,
-                dirty=bool(self.pins or self._touched),
-                ruined=bool(self.pins & {rules.PIN_UNKNOWN, rules.PIN_LOAD}) or self._untracked,
-                open_batch=self._open is not None or self._resync,
+                dirty=bool(self.pins or self.audit.touched),
+                ruined=bool(self.pins & {rules.PIN_UNKNOWN, rules.PIN_LOAD}) or self.audit.untracked,
+                open_batch=self.batches.open is not None or self._resync,
                 copy_in=self._copy_in,
                 torn=self._stream > 0,
                 cancel=abrupt,
@@ -1647,24 +1132,5 @@ class Client:
         self._parked = None
         self._input = b""
         self._parts.clear()
-        self._batch.clear()
+        self.batches.drop()
         self.transport.close()
-
-
-def _texts(row: list[bytes | None]) -> tuple[str, str, str | None]:
-    if len(row) < 3:
-        raise ProtocolViolation("a node's answer to a question of the proxy has another shape")
-    kind, name, value = (None if v is None else v.decode("utf-8", "replace") for v in row[:3])
-    return kind or "", name or "", value
-
-
-def _split(data: bytes) -> list[Op]:
-    """The extended messages of a batch, without its Sync."""
-    ops = []
-    pos = 0
-    while pos < len(data):
-        end = pos + 1 + int.from_bytes(data[pos + 1 : pos + 5], "big")
-        if data[pos] in frontend.EXTENDED:
-            ops.append(frontend.read_op(data[pos:end]))
-        pos = end
-    return ops

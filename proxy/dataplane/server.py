@@ -24,6 +24,7 @@ from ..wire.scan import MAX_HELD, RARE, SAW_ERROR, ReplyWalker
 
 if TYPE_CHECKING:
     from .pools import ServerPool
+    from .unit import Unit
 
 OUTDATED_ERROR = build.error_fields(
     {
@@ -67,7 +68,6 @@ class Owed:
 
     __slots__ = (
         "at",
-        "classified",
         "collect",
         "collected",
         "complete",
@@ -85,6 +85,7 @@ class Owed:
         "started",
         "steps",
         "then",
+        "unit",
         "wrote",
     )
 
@@ -99,7 +100,8 @@ class Owed:
         """Whether its Sync has been sent."""
         self.ddl = False
         """Whether the unit may change what names mean."""
-        self.classified: list[object] = []
+        self.unit: Unit | None = None
+        """What it answers, where that took the general way."""
         self.steps: list[Pending] | None = None
         self.at = 0
         self.failed = False
@@ -113,7 +115,7 @@ class Owed:
         self.retry: Callable[[], None] | None = None
         self.squatters: list[bytes] | None = None
         self.collect = False
-        self.collected: list[bytes] = []
+        self.collected: list[bytes] | None = None
         self.then: Callable[[Server, list[list[bytes | None]], dict[str, str] | None], None] | None = None
 
     def again(self) -> bool:
@@ -280,7 +282,7 @@ class Server:
             self.made(owed[0])
         if head.collect:
             if head.then is not None:
-                rows = [] if head.error else self._rows(head.collected)
+                rows = [] if head.error or head.collected is None else self._rows(head.collected)
                 head.then(self, rows, head.error)
             elif head.sink is None and self.owner is None:
                 self.pool.settled(self)
@@ -381,7 +383,10 @@ class Server:
             head.error = {"C": "XX000", "M": "the node's error is too long to be read"}
         head.started = True
         if head.collect and head.then is not None:
-            self._size = self._size + len(chunk) if head.collected else len(chunk)
+            if head.collected is None:
+                head.collected = []
+                self._size = 0
+            self._size += len(chunk)
             if self._size > MAX_COLLECTED:
                 raise ProtocolViolation("the answer to a question of the proxy is too large")
             head.collected.append(chunk)

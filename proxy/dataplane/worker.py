@@ -51,11 +51,12 @@ from .accept import Acceptor
 from .authenticate import LoggedIn
 from .balance import Peers
 from .capability import Capabilities
-from .client import Client, Kind, Unit
+from .client import Client
 from .connect import dial, tls_mode, with_passfile
 from .lookup import CONSOLE_DATABASES
 from .pools import Pools, ServerPool
 from .relay import tie
+from .unit import Kind, Unit
 
 
 @dataclass(frozen=True, slots=True)

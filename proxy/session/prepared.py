@@ -123,12 +123,12 @@ class ClientStatements:
         self.named: dict[bytes, Statement] = {}
         self.described: dict[bytes, int] = {}
         self.schema = 0
-        self.sql: set[bytes] = set()
+        self.sql: frozenset[bytes] = frozenset()
         self.unnamed: Statement | None = None
 
     def clear(self) -> None:
         self.named.clear()
-        self.sql.clear()
+        self.sql = frozenset()
         self.described.clear()
 
 

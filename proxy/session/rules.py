@@ -24,6 +24,8 @@ PIN_SEQUENCE = "sequence"
 """It reads currval() or lastval(): only its own server knows them. Until DISCARD SEQUENCES or ALL."""
 PIN_SESSION = "session"
 """Session pooling: tied until the client goes."""
+NO_PINS: frozenset[str] = frozenset()
+SESSION_PINS = frozenset((PIN_SESSION,))
 
 _QUESTIONS: tuple[tuple[Effect, str, str], ...] = (
     (
@@ -90,6 +92,13 @@ def literal(text: str) -> str:
 def identifier(name: str) -> str:
     """A quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def renamed(sql: bytes, span: tuple[int, int], name: bytes) -> bytes:
+    """A text whose name at `span` (characters) is replaced by a server's own."""
+    text = sql.decode("utf-8", "surrogateescape")
+    new = text[: span[0]] + identifier(name.decode()) + text[span[1] :]
+    return new.encode("utf-8", "surrogateescape")
 
 
 def set_sql(values: Mapping[str, str]) -> str:
@@ -171,7 +180,7 @@ class Audit:
 
     __slots__ = ("pins", "prepared", "values")
 
-    def __init__(self, values: dict[str, str], pins: set[str], prepared: set[str]) -> None:
+    def __init__(self, values: dict[str, str], pins: frozenset[str], prepared: set[str]) -> None:
         self.values = values
         self.pins = pins
         self.prepared = prepared
@@ -204,4 +213,4 @@ def read_audit(
             found.add(kind)
             if kind == PIN_PREPARE:
                 prepared.add(name)
-    return Audit(values, found, prepared)
+    return Audit(values, frozenset(found), prepared)

@@ -1,0 +1,302 @@
+"""The extended batches of one client: gathered, written for a server, passed on while they grow.
+
+Owns the messages of a batch until its Sync, and what it holds back meanwhile. `session.prepared` decides how
+names are written; routing and sending are the client's. Called by `client` (messages in) and by `server`
+through it (answers).
+
+A batch becomes a unit at its Sync, at a Flush, at a COPY or when it grows too long. In the latter cases it
+stays *open*: what follows until Sync streams to the same server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ProtocolViolation
+from ..session import rules
+from ..session.prepared import Compiler, Statement
+from ..sql.model import Class, Classification, Effect
+from ..wire import build, frontend
+from ..wire.codes import FAILED, IDLE
+from ..wire.frontend import BATCH_LIMIT, Op
+from .server import Owed, Server
+from .unit import CALL, EMPTY, Kind, Unit
+
+if TYPE_CHECKING:
+    from .client import Client
+
+
+class Batches:
+    """Of one client: at most one batch is gathered or open."""
+
+    __slots__ = ("_client", "_compiler", "_flushed", "_out", "_size", "failed", "held_back", "open", "ops")
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.ops: list[Op] = []
+        """Gathered and not yet sent."""
+        self._size = 0
+        self.open: Owed | None = None
+        """Sent in part: its Sync is still to come."""
+        self.failed = False
+        """The open one has failed: what follows until Sync is thrown away."""
+        self.held_back = b""
+        """A Query or function call that came behind an open batch."""
+        self._compiler: Compiler | None = None
+        self._out: list[bytes] = []
+        self._flushed = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether a Sync is still to come."""
+        return bool(self.ops) or self.open is not None
+
+    # ---- messages in
+
+    def add(self, raw: bytes) -> None:
+        """A Parse, Bind, Describe, Execute or Close."""
+        client = self._client
+        try:
+            op = frontend.read_op(raw)
+            if op.name and not op.name.isascii() and client.shown.get("client_encoding", "UTF8") == "UTF8":
+                op.name.decode()
+        except (ProtocolViolation, UnicodeDecodeError):
+            # The server refuses it in its own words, at its place.
+            op = Op(0, raw)
+        client.read_statement(op)
+        if self.open is not None:
+            self._stream(op)
+            return
+        self.ops.append(op)
+        self._size += len(raw)
+        if self._size > BATCH_LIMIT:
+            self.submit(synced=False)
+
+    def add_streamed(self, op: Op) -> None:
+        """A Bind whose parameters are passed on as they come."""
+        if self.open is None:
+            self.ops.append(op)
+            self.submit(synced=False)
+        else:
+            self._stream(op)
+            self.write_out()
+
+    def flush(self) -> None:
+        """A Flush: what came before it is to be answered now."""
+        server = self._client.server
+        if self.open is not None and server is not None:
+            self.write_out()
+            server.transport.write(build.FLUSH)
+        elif self.ops:
+            self._flushed = True
+            self.submit(synced=False)
+
+    def submit(self, synced: bool) -> None:
+        """The batch so far becomes a unit."""
+        unit = Unit(Kind.BATCH)
+        unit.ops = self.ops
+        unit.synced = synced
+        self.ops = []
+        self._size = 0
+        self.judge(unit)
+        if not synced:
+            # More may follow that writes: the primary can serve whatever that is.
+            unit.cls = Class.WRITE
+        self._client.begin(unit)
+
+    def judge(self, unit: Unit) -> None:
+        """Class and effects of a batch from the texts that it uses."""
+        client = self._client
+        names = client.names
+        texts: set[bytes] = set()
+        executes = 0
+        for op in unit.ops:
+            if op.kind == frontend.PARSE:
+                statement = op.statement
+                assert isinstance(statement, Statement)
+                texts.add(op.name)
+                unit.named = unit.named or bool(op.name)
+                client.join(unit, statement.classification)
+            elif op.kind == frontend.BIND or (op.kind == frontend.DESCRIBE and op.target == 0x53):
+                if op.name not in texts:
+                    unit.named = True
+                    known = names.named.get(op.name) if op.name else names.unnamed
+                    client.join(unit, known.classification if known is not None else EMPTY)
+                    if known is not None:
+                        unit.bound_text = known.sql, known.oids
+            elif op.kind == frontend.CLOSE:
+                unit.named = True
+                if op.name in names.sql:
+                    unit.effects |= Effect.PREPARE
+            elif op.kind == frontend.EXECUTE:
+                executes += 1
+            elif op.kind == 0:
+                unit.cls = Class.WRITE
+        if executes > 1 and unit.cls is Class.ANALYTIC:
+            unit.cls = Class.READ
+
+    def drop(self) -> None:
+        """The client has gone."""
+        self.ops.clear()
+
+    # ---- out
+
+    def send(self, server: Server, unit: Unit, wrote: bool) -> None:
+        """Write a unit for a linked server. One without Sync stays open."""
+        client = self._client
+        quiet = not server.owed and server.status != FAILED
+        client.names.schema = client.worker.schema_version(client.settings.dbname)
+        compiler = Compiler(client.names, server.statements, quiet)
+        owed = Owed(client, wrote=wrote, extended=True)
+        owed.ddl = unit.may_be_ddl
+        owed.unit = unit
+        owed.steps = []
+        out: list[bytes] = []
+        for op in unit.ops:
+            _compile(compiler, op, out, owed)
+        if unit.synced:
+            out.append(build.SYNC)
+            _note_compiled(server, compiler, owed)
+        else:
+            owed.complete = False
+            self.open = owed
+            self._compiler = compiler
+            if self._flushed:
+                out.append(build.FLUSH)
+                self._flushed = False
+        client.rerun.unit = unit if unit.synced and server.status == IDLE and quiet and not unit.retried else None
+        if unit.named:
+            client.parsing += 1
+        server.owed.append(owed)
+        server.transport.write(b"".join(out))
+        if not unit.synced and len(server.owed) == 1:
+            server.made(owed)
+
+    def _stream(self, op: Op) -> None:
+        """A message of a batch that has been sent in part."""
+        owed, compiler = self.open, self._compiler
+        assert owed is not None and compiler is not None
+        statement = op.statement
+        if isinstance(statement, Statement):
+            self._join(statement.classification)
+        elif op.kind == frontend.BIND and (known := compiler.lookup(op.name)) is not None:
+            self._join(known.classification)
+        compiler.quiet = False
+        _compile(compiler, op, self._out, owed)
+
+    def _join(self, classification: Classification) -> None:
+        """One more text is part of the open batch."""
+        if classification.plain:
+            return
+        client = self._client
+        client.audit.note(classification.effects, classification.settings)
+        if Effect.UNKNOWN_CODE in classification.effects:
+            client.audit.note_unseen(classification)
+            if client.server is not None:
+                client.server.unseen_by = client
+        if self.open is not None:
+            unit = self.open.unit
+            assert unit is not None
+            unit.effects |= classification.effects
+            unit.settings |= classification.settings
+            unit.resets = unit.resets or classification.resets
+
+    def write_out(self) -> None:
+        """Write what was compiled of an open batch; one write a chunk."""
+        server = self._client.server
+        if self._out and server is not None:
+            server.transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def close(self) -> None:
+        """The Sync of an open batch."""
+        client = self._client
+        server, owed, compiler = client.server, self.open, self._compiler
+        assert server is not None and owed is not None
+        self.write_out()
+        if compiler is not None:
+            _note_compiled(server, compiler, owed)
+        owed.complete = True
+        self._end()
+        self.failed = False
+        if owed.unit is not None and owed.unit.effects:
+            client.barrier = True
+        server.transport.write(build.SYNC)
+
+    def _end(self) -> None:
+        self.open = None
+        self._compiler = None
+
+    # ---- an open batch's end by other means
+
+    def hold_back(self, raw: bytes) -> None:
+        """A Query or function call while a batch is begun: whether the server will run it depends on the
+        batch's outcome, so that is brought out by a Flush and awaited."""
+        self.held_back = raw
+        if self.ops:
+            self.submit(synced=False)
+        head, server = self.open, self._client.server
+        if head is None or server is None:
+            return
+        self.write_out()
+        if head.steps is not None and head.at >= len(head.steps) and server.owed[0] is head:
+            self.settled(head)
+        else:
+            server.transport.write(build.FLUSH)
+
+    def settled(self, owed: Owed) -> None:
+        """All of an open batch has been answered without an error. What was held back runs now, in
+        the batch's implicit transaction, and its ReadyForQuery ends both."""
+        client = self._client
+        server = client.server
+        if not self.held_back or owed is not self.open or server is None:
+            return
+        raw, self.held_back = self.held_back, b""
+        self._join(client.classify(raw[5:-1]) if raw[0] == frontend.QUERY else CALL)
+        self._end()
+        owed.complete = True
+        owed.extended = False
+        owed.steps = None
+        client.barrier = bool(client.audit.touched)
+        server.transport.write(raw)
+
+    def fail(self) -> None:
+        """The open batch has failed: nothing more of it is sent but its Sync."""
+        self.failed = True
+        self.held_back = b""
+        self._out.clear()
+
+
+def _compile(compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:
+    assert owed.steps is not None
+    if op.kind == 0:
+        out.append(op.raw)
+        return
+    if op.kind == frontend.PARSE:
+        statement = op.statement
+        assert isinstance(statement, Statement)
+        classification = statement.classification
+        if classification.kind in ("deallocate", "execute") and classification.name:
+            op.statement = _renamed(compiler, statement)
+    data, pending = compiler.add(op)
+    if data:
+        out.append(data)
+    owed.steps.extend(pending)
+
+
+def _renamed(compiler: Compiler, statement: Statement) -> Statement:
+    """DEALLOCATE or EXECUTE of a name made by Parse: the server knows it by another one."""
+    classification = statement.classification
+    target = compiler.lookup(classification.name.encode("utf-8", "surrogateescape"))
+    if target is None or classification.name_span is None:
+        return statement
+    sql = rules.renamed(statement.sql, classification.name_span, target.server_name)
+    return Statement(sql, statement.oids, statement.server_name + b"_r", classification)
+
+
+def _note_compiled(server: Server, compiler: Compiler, owed: Owed) -> None:
+    if compiler.squatters:
+        owed.squatters = compiler.squatters
+    for statement in compiler.used:
+        if statement in server.statements.named:
+            server.statements.named.move_to_end(statement)

@@ -1,0 +1,170 @@
+"""The smallest thing that is routed: a simple Query, an extended batch, a function call, a greeting.
+
+Owns what a unit is known to do (class, effects, DDL), joined over its texts. Must not know where it goes or
+how it gets there. Called by `client` and `batch`, read by `worker` and `capability`.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from ..sql.model import Class, Classification, Effect
+from ..wire import frontend
+from ..wire.frontend import Op
+
+_STRENGTH = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
+_UNSEEN = Effect.UNKNOWN_CODE | Effect.SET_ANY
+
+DDL = frozenset(("ddl", "select_into"))
+"""Reasons of classifications that may change what names mean, but for these kinds."""
+_NO_DDL = frozenset(("analyze", "comment", "grant", "revoke", "truncate", "vacuum", "cluster", "reindex"))
+_DDL_WORDS = re.compile(rb"\b(create|alter|drop|into)\b", re.IGNORECASE)
+"""In a string of several statements, or a DO block."""
+
+EMPTY = Classification(Class.READ, "empty", kind="empty", statements=0)
+TOO_LONG = Classification(Class.WRITE, "too_long", effects=Effect.UNKNOWN_CODE)
+CALL = Classification(Class.WRITE, "function_call", effects=Effect.UNKNOWN_CODE, kind="call")
+
+
+class Kind(Enum):
+    """What a unit is made of."""
+
+    WELCOME = "welcome"
+    QUERY = "query"
+    BATCH = "batch"
+    CALL = "call"
+
+
+class Unit:
+    """A unit on its way that could not go the fast way.
+
+    Attributes:
+        raw: the message, for QUERY and CALL (of a streamed one: its beginning).
+        ops: the messages of a BATCH.
+        synced: whether a BATCH ends with Sync.
+        cls, classified: the strongest class, and each text's classification.
+        effects, settings, resets: joined over the texts.
+        named: whether a BATCH names statements, so that names in flight must be settled first.
+        unseen: whether code runs that can't be seen (a user's function, DO, CALL).
+        untracked: whether it sets a setting whose name can't be told (set_config($1, ...)).
+        mark: boot_ns of the last write to the database that had ended when the unit arrived.
+        since: when it began to wait, in seconds of the clock; 0 while it has not.
+    """
+
+    __slots__ = (
+        "bound_text",
+        "classified",
+        "cls",
+        "effects",
+        "kind",
+        "mark",
+        "named",
+        "ops",
+        "raw",
+        "resets",
+        "retried",
+        "settings",
+        "since",
+        "synced",
+        "unseen",
+        "untracked",
+    )
+
+    def __init__(self, kind: Kind, raw: bytes = b"") -> None:
+        self.kind = kind
+        self.raw = raw
+        self.ops: list[Op] = []
+        self.bound_text: tuple[bytes, bytes] | None = None
+        """The text and types of a statement prepared before, where the unit binds one."""
+        self.synced = True
+        self.cls = Class.READ
+        self.classified: list[Classification] = []
+        self.effects = Effect.NONE
+        self.settings: frozenset[str] = frozenset()
+        self.resets = False
+        self.named = False
+        self.retried = False
+        self.unseen = False
+        self.untracked = False
+        self.mark = 0
+        self.since = 0.0
+
+    def join(self, classification: Classification, trusted: bool = False) -> None:
+        """Take one more text into account. `trusted`: unseen code that has left nothing behind so far."""
+        self.classified.append(classification)
+        if _STRENGTH[classification.cls] > _STRENGTH[self.cls]:
+            self.cls = classification.cls
+        if classification.plain:
+            return
+        effects = classification.effects
+        if Effect.UNKNOWN_CODE in effects:
+            self.unseen = True
+        elif Effect.SET_ANY in effects and classification.kind not in ("reset", "discard"):
+            self.untracked = True
+        if self.unseen and trusted and not effects & ~_UNSEEN:
+            return
+        self.effects |= effects
+        self.settings |= classification.settings
+        self.resets = self.resets or classification.resets
+
+    @property
+    def may_be_ddl(self) -> bool:
+        """Whether what names mean may be another after it."""
+        for c in self.classified:
+            if c.reason in DDL and c.kind not in _NO_DDL:
+                return True
+            if (c.statements > 1 or c.kind == "do") and any(_DDL_WORDS.search(text) for text in self._texts()):
+                return True
+        return False
+
+    def _texts(self) -> list[bytes]:
+        return [self.raw] if self.kind is not Kind.BATCH else [op.sql for op in self.ops]
+
+    @property
+    def copies_in(self) -> bool:
+        """Whether a COPY FROM in it is about to run."""
+        runs = self.kind is not Kind.BATCH or any(op.kind == frontend.EXECUTE for op in self.ops)
+        return runs and any(c.kind == "copy" and c.cls is Class.WRITE for c in self.classified)
+
+    @property
+    def is_discard_all(self) -> bool:
+        """Whether it is DISCARD ALL and nothing else."""
+        if len(self.classified) != 1 or self.classified[0].statements != 1:
+            return False
+        return self.classified[0].kind == "discard" and Effect.DISCARD in self.effects
+
+    @property
+    def reads_sequence(self) -> bool:
+        """Whether it asks for the session's own last value of a sequence, and nothing in it made one."""
+        if len(self.classified) != 1 or self.classified[0].statements != 1:
+            return False
+        return Effect.SEQUENCE in self.effects and not self.discards
+
+    @property
+    def discards(self) -> bool:
+        """Whether a DISCARD is part of it."""
+        return any(c.kind == "discard" for c in self.classified)
+
+    def single_text(self) -> tuple[bytes, bytes] | None:
+        """Text and raw parameter types where the unit is one statement, run once."""
+        if len(self.classified) != 1 or self.classified[0].statements != 1:
+            return None
+        if self.kind is Kind.QUERY:
+            return self.raw[5:-1], b"\0\0"
+        for op in self.ops:
+            if op.kind == frontend.PARSE:
+                return op.sql, op.oids
+        return self.bound_text
+
+
+def split_batch(data: bytes) -> list[Op]:
+    """The extended messages of a batch, without its Sync."""
+    ops = []
+    pos = 0
+    while pos < len(data):
+        end = pos + 1 + int.from_bytes(data[pos + 1 : pos + 5], "big")
+        if data[pos] in frontend.EXTENDED:
+            ops.append(frontend.read_op(data[pos:end]))
+        pos = end
+    return ops
