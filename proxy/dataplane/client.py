@@ -30,7 +30,7 @@ from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, scan_batch
 from .audit import Audit
 from .batch import Batches
 from .rerun import Rerun
-from .server import Owed, Server
+from .server import Owed, Server, Sink
 from .unit import CALL, DDL, EMPTY, TOO_LONG, Kind, Unit, split_batch
 
 if TYPE_CHECKING:
@@ -57,13 +57,14 @@ _NAMED = B_SYNC | B_NAMED
 """Forms of a usual unit: a Query, a batch of the unnamed statement, a batch that binds a named one."""
 
 
-class Client:
+class Client(Sink):
     """See the module. An asyncio.Protocol by its methods only: without that base mypyc can compile it."""
 
     def __init__(
         self, worker: Worker, transport: asyncio.Transport, login: LoggedIn, settings: ClientSettings, number: int
     ) -> None:
         self.worker = worker
+        self._classifier = worker.classifier
         self.transport = transport
         self.startup_state = worker.states.intern(login.params)
         self.startup = self.startup_state.values
@@ -171,12 +172,12 @@ class Client:
             kind = data[0]
             if kind == 0x51:
                 whole = int.from_bytes(data[1:5], "big") == len(data) - 1 and data[-1] == 0
-                if whole and self._at_once(_QUERY, data, self.worker.classify(data[5:-1])):
+                if whole and self._at_once(_QUERY, data, self._classifier.classify(data[5:-1])):
                     return
             elif kind == 0x50 or kind == 0x42:
                 form = scan_batch(data)
                 if form == _PLAIN:
-                    if self._at_once(form, data, self.worker.classify(data[6 : data.find(b"\0", 6)])):
+                    if self._at_once(form, data, self._classifier.classify(data[6 : data.find(b"\0", 6)])):
                         return
                 elif form == _NAMED:
                     statement = self.names.named.get(data[6 : data.find(b"\0", 6)])
@@ -252,8 +253,12 @@ class Client:
             else:
                 end = data.find(b"\0", 6)
                 oids = data[end + 1 : 1 + int.from_bytes(data[1:5], "big")]
-                statement = self.worker.statements.intern(data[6:end], oids, self._meaning(), classification)
-                server.statements.unnamed = names.unnamed = statement
+                sql = data[6:end]
+                context = self._meaning()
+                last = names.unnamed
+                if last is None or last.sql != sql or last.oids != oids or last.context != context:
+                    last = self.worker.statements.intern(sql, oids, context, classification)
+                server.statements.unnamed = names.unnamed = last
         owed = self._usual
         if owed is None:
             owed = self._usual = Owed(self, plain=True)
@@ -460,7 +465,7 @@ class Client:
     def classify(self, sql: bytes) -> Classification:
         if not self._readable:
             return UNREADABLE
-        return self.worker.classify(sql)
+        return self._classifier.classify(sql)
 
     def join(self, unit: Unit, classification: Classification) -> None:
         unseen = not classification.plain and Effect.UNKNOWN_CODE in classification.effects

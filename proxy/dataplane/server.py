@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import ProtocolViolation
 from ..session.prepared import MADE, ClientStatements, Pending, ServerStatements, Statement, Step
@@ -44,19 +44,45 @@ NODE_VIEW = frozenset(("in_hot_standby", "server_version", "default_transaction_
 """Parameters that the client sees as the primary reports them, whichever node answers."""
 
 
-class Sink(Protocol):
-    """Where the replies of a unit go: the client, or later a merge of several servers."""
+class Sink:
+    """Where the replies of a unit go: the client, or later a merge of several servers.
+
+    A class and not a Protocol, because calls to it are then direct ones where it is compiled.
+    """
 
     names: ClientStatements
 
-    def write(self, data: bytes) -> None: ...
-    def unit_done(self, server: Server, owed: Owed, status: int) -> None: ...
-    def parameter_changed(self, server: Server, owed: Owed | None, name: str, value: str) -> str | None: ...
-    def copy_in_began(self, owed: Owed) -> None: ...
-    def batch_settled(self, owed: Owed) -> None: ...
-    def unit_failed(self, server: Server, owed: Owed, fields: dict[str, str], first: bool) -> bool: ...
-    def server_lost(self, server: Server, fatal: bool) -> None: ...
-    def server_paused(self, paused: bool) -> None: ...
+    def write(self, data: bytes) -> None:
+        """Bytes of an answer."""
+        raise NotImplementedError
+
+    def unit_done(self, server: Server, owed: Owed, status: int) -> None:
+        """ReadyForQuery came."""
+        raise NotImplementedError
+
+    def unit_failed(self, server: Server, owed: Owed, fields: dict[str, str], first: bool) -> bool:
+        """An ErrorResponse came; whether it is passed on. `first`: nothing of the answer came before it."""
+        raise NotImplementedError
+
+    def parameter_changed(self, server: Server, owed: Owed | None, name: str, value: str) -> str | None:
+        """A ParameterStatus came; the value to pass on, or None for nothing."""
+        raise NotImplementedError
+
+    def copy_in_began(self, owed: Owed) -> None:
+        """The server wants copy data."""
+        raise NotImplementedError
+
+    def batch_settled(self, owed: Owed) -> None:
+        """All that was sent of an open batch has been answered without an error."""
+        raise NotImplementedError
+
+    def server_lost(self, server: Server, fatal: bool) -> None:
+        """The linked server is gone; `fatal`: it said so itself."""
+        raise NotImplementedError
+
+    def server_paused(self, paused: bool) -> None:
+        """The server's socket is full, or no longer."""
+        raise NotImplementedError
 
 
 class Owed:

@@ -103,8 +103,7 @@ class Worker:
         self.trust = Trust()
         self._schemas: dict[str, int] = {}
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
-        self._classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
-        self.classify: Callable[[bytes], Classification] = self._classifier.classify
+        self.classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
         self.router = Router(self.snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
         self.now = clock.now()
         """The clock as of the last pass of upkeep: near enough for idle times, and free."""
@@ -246,8 +245,8 @@ class Worker:
 
     def send_counters(self) -> None:
         """Once a second."""
-        self.counters.classify_hits = self._classifier.hits
-        self.counters.classify_misses = self._classifier.misses
+        self.counters.classify_hits = self.classifier.hits
+        self.counters.classify_misses = self.classifier.misses
         self.counters.clients_current = self._own_clients()
         self.counters.held_current = len(self._held)
         self.counters.pinned_current = sum(1 for c in self.clients.values() if c.pins)

@@ -7,7 +7,7 @@ microseconds, sizes bytes. A plain `counters.pins += 1` is the whole interface; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -120,8 +120,8 @@ class PoolCounters:
         return {name: getattr(self, name) for name in POOL_FIELDS}
 
 
-WORKER_FIELDS = tuple(name for name in WorkerCounters.__slots__ if name != "routes")
-POOL_FIELDS: tuple[str, ...] = tuple(PoolCounters.__slots__)
+WORKER_FIELDS = tuple(f.name for f in fields(WorkerCounters) if f.name != "routes")
+POOL_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(PoolCounters))
 POOL_GAUGES = frozenset(
     (
         "clients_active",

@@ -47,11 +47,15 @@ class Step(IntEnum):
 class Statement:
     """Text and types, under one name on all servers. Interned by `Statements`."""
 
-    __slots__ = ("__weakref__", "classification", "oids", "server_name", "sql")
+    __slots__ = ("__weakref__", "classification", "context", "oids", "server_name", "sql")
 
-    def __init__(self, sql: bytes, oids: bytes, server_name: bytes, classification: Classification) -> None:
+    def __init__(
+        self, sql: bytes, oids: bytes, server_name: bytes, classification: Classification, context: str = ""
+    ) -> None:
         self.sql = sql
         self.oids = oids
+        self.context = context
+        """What else its meaning depends on (`Statements.intern`)."""
         self.server_name = server_name
         self.classification = classification
 
@@ -76,7 +80,7 @@ class Statements:
         statement = self._known.get(key)
         if statement is None:
             self._number += 1
-            statement = Statement(sql, oids, b"%s%d" % (self._prefix, self._number), classification)
+            statement = Statement(sql, oids, b"%s%d" % (self._prefix, self._number), classification, context)
             self._known[key] = statement
         return statement
 
