@@ -151,8 +151,8 @@ class Client(Sink):
 
     def _greet(self, parameters: Mapping[str, str], server: Server | None) -> None:
         """Tell the client its parameters and key. Its process id is that of the server that it is likely
-        to get first and most often, so that what drivers compare it with (pg_backend_pid(),
-        notifications) agrees wherever it can."""
+        to get first and most often, so that pg_backend_pid() agrees with it wherever it can, unless another
+        client was told that one: drivers tell their own notifications by it."""
         self.last_server = server
         self.worker.give_key(self, server.pid if server is not None else 0)
         self.shown = self._greeted = parameters
@@ -707,7 +707,7 @@ class Client(Sink):
             parameters = server.pool.shown_parameters(server)
             server.pool.welcomes_add(self.state, parameters)
             self._release(server)
-            self._greet(parameters, server)
+            self._greet(parameters, server.pool.likely_server())
             return
         server.pool.counters.queries += 1
         if Effect.SEQUENCE in unit.effects:

@@ -85,11 +85,23 @@ class ServerPool:
         return True
 
     def likely_server(self) -> Server | None:
-        """The server that the next client gets, or one that exists."""
+        """The server that the next client gets, or one that exists. One whose process id no client was told
+        comes first."""
+        named = self.pools.worker.named
+        likely = None
         for servers in (self.state.idle, self.state.taken):
-            if servers:
-                return next(reversed(servers))
-        return None
+            for server in reversed(servers):
+                if not named(server.pid):
+                    return server
+                if likely is None:
+                    likely = server
+        return likely
+
+    def shown_pid(self, pid: int) -> int:
+        """What clients know the session by that a server process of this node works for."""
+        server = self.pools.processes.get((self.node, pid))
+        session = server.notifier if server is not None else None
+        return session.pid if session is not None else pid
 
     def leave(self, client: Client) -> None:
         """A client no longer waits."""
@@ -335,6 +347,7 @@ class ServerPool:
         lifetime = worker.config.pool.lifetime
         server.expires = now + lifetime * (1 - 0.1 * worker.rng.random()) if lifetime else 0.0
         self.state.taken[server] = None
+        self.pools.processes[self.node, server.pid] = server
         dialled.transport.set_protocol(cast(asyncio.Protocol, server))
         if dialled.leftover:
             server.data_received(dialled.leftover)
@@ -436,6 +449,8 @@ class ServerPool:
         if server.owed or server.status != IDLE:
             self.counters.closes_dirty += 1
         self.state.drop(server)
+        if self.pools.processes.get((self.node, server.pid)) is server:
+            del self.pools.processes[self.node, server.pid]
         transport = server.transport
         if not transport.is_closing():
             if not server.owed and server.status == IDLE:
@@ -462,6 +477,8 @@ class Pools:
         self.worker = worker
         self.all: dict[tuple[str, str, str], ServerPool] = {}
         self.opening: dict[str, int] = {}
+        self.processes: dict[tuple[str, int], Server] = {}
+        """Servers by node and process id."""
         self.primary_view: dict[str, str] = {}
         self.credentials: dict[tuple[str, str], Credentials] = {}
         """By database and user, in the order in which they were proved."""

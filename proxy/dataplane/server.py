@@ -51,6 +51,7 @@ class Sink:
     """
 
     names: ClientStatements
+    pid: int
 
     def write(self, data: bytes) -> None:
         """Bytes of an answer."""
@@ -223,7 +224,7 @@ class Server:
         self.closing_reason = ""
         self.cancelling = 0
         """Cancel requests on their way: until they are through, the server is nobody else's."""
-        self.last_writer: object = None
+        self.last_writer: Sink | None = None
         self._paused = False
         self._size = 0
 
@@ -350,6 +351,9 @@ class Server:
                 sink.copy_in_began(head)
             elif kind == 0x43 and head.names is not None:
                 self.names_dropped(sink.names, chunk[pos + 5 : end], *head.names)
+            elif kind == 0x41:
+                instead = self._notification(chunk[pos + 5 : end])
+                drop = True
             if drop:
                 if edited is None:
                     edited = []
@@ -388,6 +392,20 @@ class Server:
             return b""
         return message if shown == value else build.parameter_status(name, shown)
 
+    def _notification(self, body: bytes) -> bytes:
+        """A NotificationResponse as a client is to see it: from the process id that the session which sent
+        it was told at login. Drivers tell by that which ones are their own."""
+        pid = self.pool.shown_pid(int.from_bytes(body[:4], "big"))
+        return build.message(b"A", pid.to_bytes(4, "big") + body[4:])
+
+    @property
+    def notifier(self) -> Sink | None:
+        """Whose notification it is that this server has just sent to all who listen."""
+        owed = self.owed
+        if owed and owed[0].wrote and owed[0].sink is not None:
+            return owed[0].sink
+        return self.last_writer
+
     def _special(self, head: Owed, chunk: bytes, within: int) -> None:
         """A chunk of an answer that is edited, collected or thrown away."""
         if head.steps is not None and head.sink is not None:
@@ -401,6 +419,10 @@ class Server:
                     self.pool.error_seen(self, head.error)
             elif kind == 0x53:
                 self._parameter(None, None, build.message(b"S", body))
+            elif kind == 0x41:
+                # It came between the units of a listener, not as a part of this answer.
+                if self.owner is not None:
+                    self.owner.write(self._notification(body))
             elif kind == 0x47:
                 # The owner has gone (or never was): end the copy without its data.
                 self.transport.write(build.copy_fail("client connection lost") + (build.SYNC if head.extended else b""))
@@ -432,8 +454,11 @@ class Server:
             show = True
             if head.at < len(steps) and not head.failed:
                 self._made(head, steps, out)
-            if kind == 0x44 or kind == 0x64 or kind == 0x4E or kind == 0x41:  # D d N A
+            if kind == 0x44 or kind == 0x64 or kind == 0x4E:  # D d N
                 pass
+            elif kind == 0x41:
+                out.append(self._notification(chunk[pos + 5 : end]))
+                show = False
             elif kind == 0x5A:
                 # Only after an error does a server skip what it still owes.
                 if not head.failed and head.at < len(steps):
@@ -559,6 +584,8 @@ class Server:
                 fatal = True
                 self._error(body)
                 out.append(build.message(b"E", body))
+            elif kind == 0x41:
+                out.append(self._notification(body))
             else:
                 out.append(build.message(bytes((kind,)), body))
         if owner is not None and out:

@@ -113,6 +113,8 @@ class Worker:
         self.clients: dict[int, Client] = {}
         self._relays = 0
         self._keys: dict[tuple[int, bytes], Client] = {}
+        self._named: dict[int, Client] = {}
+        """Clients by the process id that they were told."""
         self._serial = 0
         self._held: dict[Client, tuple[float, TridentError]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -335,14 +337,21 @@ class Worker:
     def give_key(self, client: Client, pid: int) -> None:
         """The key that cancels this client's statements. All 32 (3.2: 256) bits of it are random; which
         worker gave it out is found by asking them all."""
-        client.pid = pid or ids.cancel_pid(self.instance, self.index, client.number)
+        client.pid = pid if pid and pid not in self._named else ids.cancel_pid(self.instance, self.index, client.number)
+        self._named[client.pid] = client
         client.key = os.urandom(4 if client.login.minor < 2 else 32)
         self._keys[client.pid, client.key] = client
+
+    def named(self, pid: int) -> bool:
+        """Whether some client was told this process id: it is to be nobody else's."""
+        return pid in self._named
 
     def client_gone(self, client: Client) -> None:
         """A client has ended."""
         self.clients.pop(client.number, None)
         self._keys.pop((client.pid, client.key), None)
+        if self._named.get(client.pid) is client:
+            del self._named[client.pid]
         self._held.pop(client, None)
         self.tell_load()
         self.client_event(client, "client_disconnected")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.rawpg import B, E, P, S, show
+from ..support.rawpg import B, E, P, Q, S, show
 from ..support.target import Target
 
 
@@ -71,3 +71,32 @@ def test_many_listeners(target: Target) -> None:
         mine = [f"A[ch{number % 2},n{k}]" for k in range(4) if k % 2 == number % 2]
         assert show([listener.read(5) for _ in mine]) == " ".join(mine)
         assert listener.silence(0.05)
+
+
+@pytest.mark.parametrize("pool", [2, 20])
+def test_notifications_tell_who_sent_them(target: Target, pool: int) -> None:
+    """By the process id that the sender was told at login: drivers drop by that what is their own."""
+    clients = [target.client(pool=pool) for _ in range(4)]
+    assert len({client.pid for client in clients}) == len(clients)
+    one = clients[0]
+    one.run("LISTEN jobs")
+    for client in clients:
+        client.run("NOTIFY jobs", "BEGIN", "NOTIFY jobs", "SELECT 1", "COMMIT")
+        assert client.ask(P("", "NOTIFY jobs"), B(), E(), S).startswith("1 2 C[NOTIFY] ")
+        while sum(reply.kind == "A" for reply in one.log) < 3:
+            one.read(5)
+        assert [int.from_bytes(reply.body[:4], "big") for reply in one.log if reply.kind == "A"] == [client.pid] * 3
+        one.log.clear()
+
+
+def test_notification_before_the_session_is_looked_at(target: Target) -> None:
+    """Each SET has the proxy ask the server what has become of the session; what comes with that answer counts."""
+    one, two = target.client(pool=2), target.client(pool=2)
+    one.run("LISTEN jobs")
+    for number in range(50):
+        one.send(Q(f"SET lock_timeout = {number}"))
+        assert two.query("NOTIFY jobs") == "C[NOTIFY] ZI"
+        one.until()
+    while sum(reply.kind == "A" for reply in one.log) < 50:
+        assert one.read(5).kind == "A"
+    target.compare = False
