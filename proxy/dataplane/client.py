@@ -68,7 +68,7 @@ class Client(Sink):
         self.transport = transport
         self.startup_state = worker.states.intern(login.params)
         self.startup = self.startup_state.values
-        self.login = replace(login, params=self.startup)  # many clients share one
+        self.login = replace(login, params=self.startup, credentials=None)  # many clients share one
         self.number = number
         self.settings = settings
         self.names = ClientStatements()

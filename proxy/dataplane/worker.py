@@ -8,6 +8,7 @@ by everything else in this package.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import random
 import socket
@@ -70,7 +71,6 @@ class ClientSettings:
     """Who the servers are logged in as."""
     pool_size: int
     split: bool
-    credentials: Credentials | None
 
 
 class Worker:
@@ -112,7 +112,6 @@ class Worker:
         self.capabilities = Capabilities(self)
         self.clients: dict[int, Client] = {}
         self._relays = 0
-        self._keys: dict[tuple[int, bytes], Client] = {}
         self._named: dict[int, Client] = {}
         """Clients by the process id that they were told."""
         self._serial = 0
@@ -275,7 +274,7 @@ class Worker:
     def primary_node(self) -> NodeView | None:
         return self.snapshot.nodes.get(self.snapshot.primary)
 
-    def settings_for(self, database: str, user: str, credentials: Credentials | None = None) -> ClientSettings:
+    def settings_for(self, database: str, user: str) -> ClientSettings:
         """What holds for a client of this database and user: its user's word over its database's."""
         config = self.config
         db = config.databases.get(database) or config.databases.get("*")
@@ -285,8 +284,6 @@ class Worker:
         split = config.routing.read_split
         if db is not None and db.read_split is not None:
             split = db.read_split
-        if db is not None and db.user:
-            credentials = Credentials(db.user, password=db.password or None)
         return ClientSettings(
             mode=mode,
             dbname=(db.dbname if db else "") or database,
@@ -294,8 +291,14 @@ class Worker:
             pool_size=size,
             # Session pooling gives one server to a client, so everything goes to the primary.
             split=split and mode == "transaction",
-            credentials=credentials,
         )
+
+    def _credentials_for(self, login: LoggedIn) -> Credentials | None:
+        """How servers of a client's pool log in; None when nothing is known but its name."""
+        db = self.config.databases.get(login.database) or self.config.databases.get("*")
+        if db is not None and db.user:
+            return Credentials(db.user, password=db.password or None)
+        return login.credentials
 
     def adopt(self, transport: asyncio.Transport, logged_in: LoggedIn, leftover: bytes) -> None:
         """A client has logged in. Reading is paused; AuthenticationOk has not been sent."""
@@ -311,7 +314,7 @@ class Worker:
             transport.write(build.error_response(error, "FATAL"))
             transport.close()
             return
-        settings = self.settings_for(logged_in.database, logged_in.user, logged_in.credentials)
+        settings = self.settings_for(logged_in.database, logged_in.user)
         who = config.users.get(logged_in.user)
         if who is not None and who.max_clients:
             mine = sum(1 for c in self.clients.values() if c.login.user == logged_in.user)
@@ -320,8 +323,9 @@ class Worker:
                 transport.write(build.error_response(error, "FATAL"))
                 transport.close()
                 return
-        if settings.credentials is not None:
-            self.pools.logged_in(settings.dbname, settings.user, settings.credentials)
+        credentials = self._credentials_for(logged_in)
+        if credentials is not None:
+            self.pools.logged_in(settings.dbname, settings.user, credentials)
         self._serial += 1
         client = Client(self, transport, logged_in, settings, self._serial)
         self.clients[client.number] = client
@@ -340,7 +344,6 @@ class Worker:
         client.pid = pid if pid and pid not in self._named else ids.cancel_pid(self.instance, self.index, client.number)
         self._named[client.pid] = client
         client.key = os.urandom(4 if client.login.minor < 2 else 32)
-        self._keys[client.pid, client.key] = client
 
     def named(self, pid: int) -> bool:
         """Whether some client was told this process id: it is to be nobody else's."""
@@ -349,7 +352,6 @@ class Worker:
     def client_gone(self, client: Client) -> None:
         """A client has ended."""
         self.clients.pop(client.number, None)
-        self._keys.pop((client.pid, client.key), None)
         if self._named.get(client.pid) is client:
             del self._named[client.pid]
         self._held.pop(client, None)
@@ -383,7 +385,7 @@ class Worker:
     async def _relay_replication(self, transport: asyncio.Transport, logged_in: LoggedIn, leftover: bytes) -> None:
         """A replication connection: straight to the primary, a server of its own."""
         view = self.primary_node()
-        settings = self.settings_for(logged_in.database, logged_in.user, logged_in.credentials)
+        settings = self.settings_for(logged_in.database, logged_in.user)
         try:
             if view is None:
                 raise NoNode("no primary is in service for a replication connection")
@@ -392,7 +394,7 @@ class Worker:
                 view,
                 self.config.server,
                 tls_mode(self.config, view.name),
-                self.completed(settings.credentials or Credentials(settings.user), view, settings.dbname),
+                self.completed(self._credentials_for(logged_in) or Credentials(settings.user), view, settings.dbname),
                 params,
                 loop=self.loop,
                 deadline=self.loop.time() + self.config.server.connect_timeout,
@@ -424,15 +426,20 @@ class Worker:
 
     async def cancel_request(self, pid: int, key: bytes) -> None:
         """A CancelRequest reached this worker; its owner may be another one."""
-        if (pid, key) in self._keys:
+        if self._holder(pid, key) is not None:
             self._cancel(pid, key)
         elif self._peers is not None:
             for worker in range(self.workers):
                 if worker != self.index:
                     await self._peers.forward_cancel(worker, pid, key)
 
+    def _holder(self, pid: int, key: bytes) -> Client | None:
+        """The client that was given this process id and this key."""
+        client = self._named.get(pid)
+        return client if client is not None and hmac.compare_digest(client.key, key) else None
+
     def _cancel(self, pid: int, key: bytes) -> None:
-        client = self._keys.get((pid, key))
+        client = self._holder(pid, key)
         if client is not None:
             client.cancel()
 
