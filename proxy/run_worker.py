@@ -109,7 +109,7 @@ class _Process:
         # What exists now stays; collecting it again and again costs milliseconds each time.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
+        gc.set_threshold(10_000, 20, 50)
         os.write(self._start.ready_fd, bytes([self._start.worker]))
         _log.info("worker_started", pid=os.getpid())
         await asyncio.Event().wait()

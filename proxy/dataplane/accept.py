@@ -81,7 +81,9 @@ class _ClientTlsContext:
         if settings.mode in ("verify-ca", "verify-full") and not settings.ca:
             raise ConfigError(f'listen.tls: mode "{settings.mode}" needs `ca`')
         context.set_alpn_protocols([ALPN])
+        # As PostgreSQL: sessions are not resumed, so none is kept (without the second line TLS 1.3 keeps two a client).
         context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
         self.context = context
         end = "-----END CERTIFICATE-----"
         begin = pem.index("-----BEGIN CERTIFICATE-----")
