@@ -29,7 +29,19 @@ if TYPE_CHECKING:
 class Batches:
     """Of one client: at most one batch is gathered or open."""
 
-    __slots__ = ("_client", "_compiler", "_flushed", "_out", "_size", "failed", "held_back", "open", "ops")
+    __slots__ = (
+        "_client",
+        "_compiler",
+        "_ended",
+        "_flushed",
+        "_out",
+        "_size",
+        "failed",
+        "held_back",
+        "open",
+        "ops",
+        "rest",
+    )
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -45,6 +57,10 @@ class Batches:
         self._compiler: Compiler | None = None
         self._out: list[bytes] = []
         self._flushed = False
+        self.rest: list[Op] = []
+        """What waits for the answer to the compiler's question; nothing behind it is read."""
+        self._ended = False
+        """The Sync of the open one has come: it is sent when `rest` has been."""
 
     @property
     def begun(self) -> bool:
@@ -138,6 +154,7 @@ class Batches:
     def drop(self) -> None:
         """The client has gone."""
         self.ops.clear()
+        self.rest = []
 
     # ---- out
 
@@ -145,35 +162,52 @@ class Batches:
         """Write a unit for a linked server. One without Sync stays open."""
         client = self._client
         quiet = not server.owed and server.status != FAILED
-        client.names.schema = client.worker.schema_version(client.settings.dbname)
-        compiler = Compiler(client.names, server.statements, quiet)
+        compiler = Compiler(client.names, server.statements, client.worker.statements, client.meaning(), quiet)
         owed = Owed(client, wrote=wrote, extended=True)
         owed.ddl = unit.may_be_ddl
         owed.unit = unit
         owed.steps = []
-        out: list[bytes] = []
-        for op in unit.ops:
-            _compile(compiler, op, out, owed)
-        if unit.synced:
-            out.append(build.SYNC)
-            _note_compiled(server, compiler, owed)
-        else:
-            owed.complete = False
-            self.open = owed
-            self._compiler = compiler
-            if self._flushed:
-                out.append(build.FLUSH)
-                self._flushed = False
-        client.rerun.unit = unit if unit.synced and server.status == IDLE and quiet and not unit.retried else None
+        owed.complete = False
+        self.open = owed
+        self._compiler = compiler
+        self._ended = unit.synced
+        self._write(compiler, unit.ops, owed)
+        if not self.rest:
+            self._written(server, compiler, owed)
+        client.rerun.unit = unit if owed.complete and server.status == IDLE and quiet and not unit.retried else None
         if unit.named:
             client.parsing += 1
         server.owed.append(owed)
-        server.transport.write(b"".join(out))
-        if not unit.synced and len(server.owed) == 1:
+        self.write_out()
+        if not owed.complete and len(server.owed) == 1:
             server.made(owed)
 
+    def _write(self, compiler: Compiler, ops: list[Op], owed: Owed) -> None:
+        """Write messages as the server is to get them, as far as nothing has to be asked first."""
+        assert owed.steps is not None
+        self.rest = []
+        for at, op in enumerate(ops):
+            question = compiler.question(op)
+            if question is not None:
+                self._out += (question[0], build.FLUSH)
+                owed.steps.extend(question[1])
+                self.rest = ops[at:]
+                return
+            _compile(compiler, op, self._out, owed)
+
+    def _written(self, server: Server, compiler: Compiler, owed: Owed) -> None:
+        """All that has come of the open batch is written: its end, or its Flush, is next."""
+        if self._ended:
+            self._out.append(build.SYNC)
+            _note_compiled(server, compiler, owed)
+            owed.complete = True
+            self._end()
+        elif self._flushed:
+            self._out.append(build.FLUSH)
+            self._flushed = False
+
     def _stream(self, op: Op) -> None:
-        """A message of a batch that has been sent in part."""
+        """One more message of an open batch goes to its server."""
         owed, compiler = self.open, self._compiler
         assert owed is not None and compiler is not None
         statement = op.statement
@@ -182,7 +216,8 @@ class Batches:
         elif op.kind == frontend.BIND and (known := compiler.lookup(op.name)) is not None:
             self._join(known.classification)
         compiler.quiet = False
-        _compile(compiler, op, self._out, owed)
+        compiler.context = self._client.meaning()
+        self._write(compiler, [op], owed)
 
     def _join(self, classification: Classification) -> None:
         """One more text is part of the open batch."""
@@ -212,20 +247,18 @@ class Batches:
         """The Sync of an open batch."""
         client = self._client
         server, owed, compiler = client.server, self.open, self._compiler
-        assert server is not None and owed is not None
-        self.write_out()
-        if compiler is not None:
-            _note_compiled(server, compiler, owed)
-        owed.complete = True
-        self._end()
+        assert server is not None and owed is not None and compiler is not None
+        self._ended = True
+        self._written(server, compiler, owed)
         self.failed = False
         if owed.unit is not None and owed.unit.effects:
             client.barrier = True
-        server.transport.write(build.SYNC)
+        self.write_out()
 
     def _end(self) -> None:
         self.open = None
         self._compiler = None
+        self._ended = False
 
     # ---- an open batch's end by other means
 
@@ -249,7 +282,11 @@ class Batches:
         the batch's implicit transaction, and its ReadyForQuery ends both."""
         client = self._client
         server = client.server
-        if not self.held_back or owed is not self.open or server is None:
+        if owed is not self.open or server is None:
+            return
+        if self.rest:
+            self._go_on(server, owed)
+        if not self.held_back:
             return
         raw, self.held_back = self.held_back, b""
         self._join(client.classify(raw[5:-1]) if raw[0] == frontend.QUERY else CALL)
@@ -260,11 +297,26 @@ class Batches:
         client.barrier = bool(client.audit.touched)
         server.transport.write(raw)
 
+    def _go_on(self, server: Server, owed: Owed) -> None:
+        """The compiler's question is answered."""
+        compiler = self._compiler
+        assert compiler is not None
+        compiler.answered()
+        compiler.quiet = False
+        compiler.context = self._client.meaning()
+        self._write(compiler, self.rest, owed)
+        if not self.rest:
+            self._written(server, compiler, owed)
+        self.write_out()
+
     def fail(self) -> None:
         """The open batch has failed: nothing more of it is sent but its Sync."""
         self.failed = True
         self.held_back = b""
+        self.rest = []
         self._out.clear()
+        if self._ended:
+            self.close()
 
 
 def _compile(compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:
@@ -291,7 +343,7 @@ def _renamed(compiler: Compiler, statement: Statement) -> Statement:
     if target is None or classification.name_span is None:
         return statement
     sql = rules.renamed(statement.sql, classification.name_span, target.server_name)
-    return Statement(sql, statement.oids, statement.server_name + b"_r", classification)
+    return Statement(sql, statement.oids, statement.context, statement.server_name + b"_r", classification)
 
 
 def _note_compiled(server: Server, compiler: Compiler, owed: Owed) -> None:

@@ -19,7 +19,7 @@ from ..errors import CannotFollow, NoNode, ProtocolViolation, Terminated, Triden
 from ..routing.bind import UNREADABLE, readable
 from ..routing.router import Hold
 from ..session import rules
-from ..session.prepared import ClientStatements
+from ..session.prepared import ClientStatements, Statement
 from ..session.state import State
 from ..sql.model import Class, Classification, Effect
 from ..topology.snapshot import Snapshot
@@ -116,7 +116,7 @@ class Client(Sink):
         self._meant = ""
         self._meant_in: State | None = None
         self._meant_at = 0
-        """`_meaning` as of a state and a version of the schema."""
+        """`meaning` as of a state and a version of the schema."""
         self._ddl = False
         """DDL ran in the open transaction."""
         self._home: ServerPool | None = None
@@ -254,7 +254,7 @@ class Client(Sink):
                 end = data.find(b"\0", 6)
                 oids = data[end + 1 : 1 + int.from_bytes(data[1:5], "big")]
                 sql = data[6:end]
-                context = self._meaning()
+                context = self.meaning()
                 last = names.unnamed
                 if last is None or last.sql != sql or last.oids != oids or last.context != context:
                     last = self.worker.statements.intern(sql, oids, context, classification)
@@ -300,6 +300,7 @@ class Client(Sink):
             or self._busy
             or self.barrier
             or self.batches.held_back
+            or self.batches.rest
             or self.closed
             or not self.ready
         )
@@ -486,7 +487,7 @@ class Client(Sink):
         """Give a Parse its Statement."""
         if op.kind == frontend.PARSE:
             classification = self.classify(op.sql)
-            op.statement = self.worker.statements.intern(op.sql, op.oids, self._meaning(), classification)
+            op.statement = self.worker.statements.intern(op.sql, op.oids, self.meaning(), classification)
 
     def _reread(self) -> None:
         """Parameters that decide how texts are read have changed."""
@@ -497,11 +498,18 @@ class Client(Sink):
         """What names mean may have changed (settings, temporary tables)."""
         self._meant_in = None
 
-    def _meaning(self) -> str:
+    def meaning(self) -> str:
         """What besides text and types decides what a Parse would find now: a Statement is shared only by
         those for whom that is equal. DDL, another search_path or role, a temporary table: a new one."""
         if self.audit.touched:
             return f"{self.number}/{self.units}"  # settings are in motion: shared with nobody
+        return self._settled_meaning()
+
+    def is_current(self, statement: Statement) -> bool:
+        """Whether nothing is known to have changed since a statement was parsed or described."""
+        return statement.context == self._settled_meaning()
+
+    def _settled_meaning(self) -> str:
         schema = self.worker.schema_version(self.settings.dbname)
         if self._meant_in is not self.state or self._meant_at != schema:
             self._meant_in = self.state
@@ -849,7 +857,10 @@ class Client(Sink):
 
     def batch_settled(self, owed: Owed) -> None:
         """All of an open batch has been answered without an error."""
+        waited = bool(self.batches.rest)
         self.batches.settled(owed)
+        if waited and not self.batches.rest:
+            self.worker.loop.call_soon(self._resume)
 
     def copy_in_began(self, owed: Owed) -> None:
         """The server wants copy data. A Sync that went out with the batch is lost on it."""
@@ -867,7 +878,7 @@ class Client(Sink):
         """An ErrorResponse is on its way to the client; whether it is to be passed on."""
         self._copy_in = False
         if owed is self.batches.open:
-            if self.barrier or self.batches.held_back:
+            if self.barrier or self.batches.held_back or self.batches.rest:
                 self._awaiting_copy = self.barrier = False
                 self.worker.loop.call_soon(self._resume)
             self.batches.fail()
@@ -909,8 +920,6 @@ class Client(Sink):
             return
         if owed.squatters:
             server.tell(b"".join(build.close(b"S", name) for name in owed.squatters))
-        else:
-            self.rerun.close_stale(server)
         if owed.wrote:
             server.last_writer = self
             self.worker.wrote(self)

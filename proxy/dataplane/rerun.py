@@ -2,9 +2,9 @@
 
 Owns the last unit that may be run again. Called by `client` (errors in) and by `batch` (units out).
 
-"cached plan must not change result type" comes because a shared statement is older than the table. The
-client may not have asked for a result of the old shape at all, so the statement is parsed anew and the unit
-run again, but only where nothing has run yet and the client can't have kept an old description. Otherwise
+"cached plan must not change result type" comes because a statement is older than the table. The client may
+not have asked for a result of the old shape at all, so its name is given to the same text parsed anew and the
+unit run again, but only where nothing has run yet and no client can have kept an old description. Otherwise
 the error stands, as it would without a proxy.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..session.prepared import Statement
-from ..wire import build, frontend
+from ..wire import frontend
 from ..wire.codes import IDLE
 from .server import Owed, Server
 from .unit import Kind, Unit, split_batch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Rerun:
     """Of one client."""
 
-    __slots__ = ("_client", "_stale", "raw", "unit")
+    __slots__ = ("_client", "raw", "unit")
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -33,7 +33,6 @@ class Rerun:
         """The batch in flight, where it may be run again."""
         self.raw = b""
         """The last batch that went the fast way with a named statement, as the client sent it."""
-        self._stale: list[bytes] = []
 
     def failed(self, server: Server, owed: Owed, first: bool) -> bool:
         """Its plan is stale. Whether the error is passed on; `first`: nothing was answered before it."""
@@ -42,19 +41,35 @@ class Rerun:
             self.unit = Unit(Kind.BATCH)
             self.unit.ops = split_batch(self.raw)
             client.batches.judge(self.unit)
+        elif self.unit is not owed.unit:
+            self.unit = None
         unit = self.unit
-        used = [] if unit is None else self._used_by(unit, server)
-        for statement in used:
-            del server.statements.named[statement]
-        self._stale = [s.server_name for s in used]
         client.shut_gate()  # `unit_done` has something to do
-        if unit is None or not first or not used or len(server.owed) != 1 or unit.retried or server.status != IDLE:
+        used = [] if unit is None else self._used_by(unit, server)
+        if any(client.is_current(statement) for statement in used):
+            # DDL that did not pass through here: what is parsed from now on must not be taken for the same.
+            client.worker.schema_changed(client.settings.dbname)
+        if unit is None or not used:
             return True
-        if any(op.name in client.names.described for op in unit.ops if op.name):
+        shown = any(op.kind == frontend.DESCRIBE and op.target != 0x53 for op in unit.ops)
+        free = {s for s in used if s.types is s.oids and (s.columns is None or shown)}
+        self._renew(unit, free)
+        if not first or len(free) < len(used) or len(server.owed) != 1 or unit.retried or server.status != IDLE:
             return True
         unit.retried = True
         owed.retry = self._run_again
         return False
+
+    def _renew(self, unit: Unit, free: set[Statement]) -> None:
+        """Let the client's names for these statements stand for their texts as they are read now."""
+        client = self._client
+        named = client.names.named
+        for op in unit.ops:
+            known = named.get(op.name)
+            if known is not None and known in free:
+                named[op.name] = client.worker.statements.intern(
+                    known.sql, known.oids, client.meaning(), known.classification
+                )
 
     def _used_by(self, unit: Unit, server: Server) -> list[Statement]:
         used: set[Statement] = set()
@@ -67,21 +82,15 @@ class Rerun:
                     used.add(known)
         return [s for s in server.statements.named if s in used]
 
-    def close_stale(self, server: Server) -> None:
-        """Close on the server what was found to be stale."""
-        if self._stale:
-            server.tell(b"".join(build.close(b"S", name) for name in self._stale))
-            self._stale = []
-
     def _run_again(self) -> None:
         client = self._client
         unit, server = self.unit, client.server
         if unit is None or server is None:
             return
         client.worker.counters.reparses += 1
-        self.close_stale(server)
         self.unit = None
         for op in unit.ops:
             if op.kind == frontend.PARSE:
                 client.names.named.pop(op.name, None)  # it is parsed once more
+                client.read_statement(op)
         client.transmit(server, unit)

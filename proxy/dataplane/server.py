@@ -32,7 +32,6 @@ OUTDATED_ERROR = build.error_fields(
         "V": "ERROR",
         "C": "0A000",
         "M": "cached plan must not change result type",
-        "H": "The schema has changed since the statement was described; prepare it again.",
         "R": "RevalidateCachedQuery",
     }
 )
@@ -472,12 +471,15 @@ class Server:
                 if head.at < len(steps):
                     self._step_failed(head, steps[head.at])
                     if steps[head.at].outdated:
-                        out.append(OUTDATED_ERROR)
+                        out.append(_refusal(steps[head.at]))
                         show = False
                 head.failed = True
                 head.at = len(steps)
             elif kind == 0x47:
                 sink.copy_in_began(head)
+            elif kind == 0x74 and head.at < len(steps):
+                steps[head.at].types = chunk[pos + 5 : end]
+                show = steps[head.at].step is not Step.DESCRIBE_HIDDEN
             elif kind in _STEP_ENDS and not head.failed:
                 if head.at >= len(steps):
                     raise ProtocolViolation("a server answered more than it was asked")
@@ -536,7 +538,6 @@ class Server:
                     mine.named.move_to_end(statement)
                     if name is not None:
                         theirs.named[name] = statement
-                        theirs.described.pop(name, None)
             return step is not Step.PARSE_HIDDEN
         if step is Step.CLOSE_HIDDEN:
             if name == b"":
@@ -548,11 +549,30 @@ class Server:
             elif name is not None:
                 mine.unnamed = theirs.unnamed = None
         elif step is Step.DESCRIBE:
-            if name is not None:
-                theirs.described[name] = theirs.schema
+            if statement is not None:
+                statement.described(pending.types, body, pending.context)
+        elif step is Step.DESCRIBE_HIDDEN:
+            assert statement is not None
+            if parse.row_shape(body) == statement.columns:
+                statement.context = pending.context
+            else:
+                pending.outdated = True
+                self._take_back(head, name, statement)
+            return False
         elif step is Step.EXECUTE and pending.tag_effects:
             self.names_dropped(theirs, body, name, statement)
         return True
+
+    def _take_back(self, head: Owed, name: bytes | None, statement: Statement) -> None:
+        """A statement was put here that is not what its clients were told: here nobody shall use it. Its
+        client waits for the answer, so this comes next in the batch."""
+        if name == b"":
+            self.statements.unnamed = None
+            return
+        del self.statements.named[statement]
+        assert head.steps is not None
+        head.steps.append(Pending(Step.CLOSE_HIDDEN))
+        self.transport.write(build.close(b"S", statement.server_name) + build.FLUSH)
 
     def names_dropped(
         self, theirs: ClientStatements, tag: bytes, name: bytes | None, statement: Statement | None
@@ -636,13 +656,20 @@ _STEP_ENDS: dict[int, tuple[Step, ...]] = {
     0x31: (Step.PARSE, Step.PARSE_HIDDEN),
     0x32: (Step.BIND,),
     0x33: (Step.CLOSE, Step.CLOSE_HIDDEN),
-    0x54: (Step.DESCRIBE,),
-    0x6E: (Step.DESCRIBE,),
+    0x54: (Step.DESCRIBE, Step.DESCRIBE_HIDDEN),
+    0x6E: (Step.DESCRIBE, Step.DESCRIBE_HIDDEN),
     0x43: (Step.EXECUTE,),
     0x49: (Step.EXECUTE,),
     0x73: (Step.EXECUTE,),
 }
 """Which steps a reply may end. Copy messages and ParameterDescription end none."""
+
+
+def _refusal(pending: Pending) -> bytes:
+    """What PostgreSQL says of a statement that is out of date; a Describe gets its parameters first."""
+    if pending.step is Step.DESCRIBE and pending.statement is not None:
+        return build.message(b"t", pending.statement.types) + OUTDATED_ERROR
+    return OUTDATED_ERROR
 
 
 def _is_early(head: Owed) -> bool:

@@ -7,6 +7,11 @@ batch for one server: a Parse that the server does not need is answered by us, o
 in front, and each message forwarded leaves a step by which its reply is recognised. A name exists
 from ParseComplete on, not before (manual, 55.2.3).
 
+PostgreSQL holds a statement to the result that it had when it was parsed, whatever becomes of the tables.
+Here one statement is parsed again and again, so what its description said is kept with it: where tables or
+settings are others than then, a server that lacks it is asked first (`Compiler.question`), and if it
+describes the statement otherwise, the client gets PostgreSQL's own error.
+
 Pure: bytes and steps out. Called by `dataplane.client`; steps are consumed by `dataplane.server`.
 """
 
@@ -19,7 +24,7 @@ from weakref import WeakValueDictionary
 from mypy_extensions import mypyc_attr
 
 from ..sql.model import Classification, Effect
-from ..wire import build, frontend
+from ..wire import build, frontend, parse
 from ..wire.frontend import Op
 
 OUTDATED = b"\1outdated"
@@ -41,27 +46,43 @@ class Step(IntEnum):
     CLOSE = 7
     CLOSE_HIDDEN = 8
     CLOSE_MADE = 9
+    DESCRIBE_HIDDEN = 10
+    """A question of ours: whether the statement is still what its clients were told."""
 
 
 @mypyc_attr(native_class=False)  # compiled classes can't be referred to weakly
 class Statement:
-    """Text and types, under one name on all servers. Interned by `Statements`."""
+    """Text and types, under one name on all servers. Interned by `Statements`.
 
-    __slots__ = ("__weakref__", "classification", "context", "oids", "server_name", "sql")
+    Attributes:
+        oids: parameter types as clients give them.
+        types: parameter types as PostgreSQL told them, once it has; a repeated Parse may infer no others.
+        columns: the shape of its result, once a client has been told; then it has that shape everywhere.
+        context: where it is known to be what it was (see `Statements.intern`); elsewhere that is asked.
+    """
+
+    __slots__ = ("__weakref__", "classification", "columns", "context", "oids", "server_name", "sql", "types")
 
     def __init__(
-        self, sql: bytes, oids: bytes, server_name: bytes, classification: Classification, context: str = ""
+        self, sql: bytes, oids: bytes, context: str, server_name: bytes, classification: Classification
     ) -> None:
         self.sql = sql
-        self.oids = oids
+        self.oids = self.types = oids
         self.context = context
-        """What else its meaning depends on (`Statements.intern`)."""
         self.server_name = server_name
         self.classification = classification
+        self.columns: bytes | None = None
 
     def parse(self, name: bytes) -> bytes:
-        """The Parse message that makes it under `name`."""
-        return build.parse(name, self.sql, self.oids)
+        """The Parse message that makes it once more under `name`."""
+        return build.parse(name, self.sql, self.types)
+
+    def described(self, types: bytes | None, row: bytes, context: str) -> None:
+        """A client was told these parameter types (unless it is None) and this RowDescription."""
+        if types is not None:
+            self.types = types
+        self.columns = parse.row_shape(row)
+        self.context = context
 
 
 class Statements:
@@ -75,12 +96,12 @@ class Statements:
 
     def intern(self, sql: bytes, oids: bytes, context: str, classification: Classification) -> Statement:
         """The one Statement of this text. `context` is whatever else changes what the text means
-        (client_encoding, standard_conforming_strings)."""
+        (client_encoding, search_path, the schema's version ...)."""
         key = (sql, oids, context)
         statement = self._known.get(key)
         if statement is None:
             self._number += 1
-            statement = Statement(sql, oids, b"%s%d" % (self._prefix, self._number), classification, context)
+            statement = Statement(sql, oids, context, b"%s%d" % (self._prefix, self._number), classification)
             self._known[key] = statement
         return statement
 
@@ -116,30 +137,25 @@ class ClientStatements:
     Attributes:
         named: made by Parse; servers know them by other names.
         sql: made by SQL PREPARE, on the server that the client is pinned to, under these very names.
-        described: names whose description the client may have kept, with the version of the schema then.
-        schema: the version of the schema now, as far as this worker knows.
         unnamed: the unnamed statement, if there is one.
     """
 
-    __slots__ = ("described", "named", "schema", "sql", "unnamed")
+    __slots__ = ("named", "sql", "unnamed")
 
     def __init__(self) -> None:
         self.named: dict[bytes, Statement] = {}
-        self.described: dict[bytes, int] = {}
-        self.schema = 0
         self.sql: frozenset[bytes] = frozenset()
         self.unnamed: Statement | None = None
 
     def clear(self) -> None:
         self.named.clear()
         self.sql = frozenset()
-        self.described.clear()
 
 
 class Pending:
     """One reply to come: the step, and what its success means for both sides' names."""
 
-    __slots__ = ("client_name", "outdated", "statement", "step", "tag_effects")
+    __slots__ = ("client_name", "context", "outdated", "statement", "step", "tag_effects", "types")
 
     def __init__(
         self,
@@ -153,7 +169,12 @@ class Pending:
         """The client's name concerned (b"" is the unnamed one), or None."""
         self.statement = statement
         self.outdated = False
-        """The server is asked for a name that it can't know, to refuse a statement that is out of date."""
+        """The server is asked for a name that it can't know, to refuse a statement that is out of date. (For
+        DESCRIBE_HIDDEN: it has turned out to be.)"""
+        self.context = ""
+        """For DESCRIBE: what the description holds for."""
+        self.types: bytes | None = None
+        """For DESCRIBE: the parameter types that came ahead of the columns."""
         self.tag_effects = tag_effects
         """For EXECUTE: effects on names when it succeeds (DISCARD, PREPARE)."""
 
@@ -164,16 +185,40 @@ MADE = {Step.PARSE_MADE: build.PARSE_COMPLETE, Step.CLOSE_MADE: build.CLOSE_COMP
 class Compiler:
     """Writes one batch for one server, message by message.
 
-    `quiet` says that nothing is in flight on the server and its transaction has not failed; only then
-    may a reply be made up (a failed transaction refuses Parse, and we would not know).
+    `context` is that of what the client parses now. `quiet` says that nothing is in flight on the server and
+    its transaction has not failed; only then may a reply be made up (a failed transaction refuses Parse, and
+    we would not know).
     """
 
-    __slots__ = ("_bound", "_client", "_dropped", "_fresh", "_gone", "_server", "_texts", "quiet", "squatters", "used")
+    __slots__ = (
+        "_asked",
+        "_bound",
+        "_client",
+        "_dropped",
+        "_fresh",
+        "_gone",
+        "_outdated",
+        "_server",
+        "_statements",
+        "_texts",
+        "context",
+        "quiet",
+        "squatters",
+        "used",
+    )
 
-    def __init__(self, client: ClientStatements, server: ServerStatements, quiet: bool) -> None:
+    def __init__(
+        self, client: ClientStatements, server: ServerStatements, statements: Statements, context: str, quiet: bool
+    ) -> None:
         self._client = client
         self._server = server
+        self._statements = statements
+        self.context = context
         self.quiet = quiet
+        self._asked: Pending | None = None
+        """The question under way."""
+        self._outdated: set[Statement] = set()
+        """Statements that this server would describe otherwise than their clients were told."""
         self._texts: dict[bytes, Statement | None] = {}
         """Names parsed (or closed: None) earlier in this batch."""
         self._bound: dict[bytes, Statement | None] = {}
@@ -195,6 +240,41 @@ class Compiler:
             return self._client.unnamed
         return None if self._dropped else self._client.named.get(name)
 
+    def question(self, op: Op) -> tuple[bytes, list[Pending]] | None:
+        """What has to be asked and answered before `op` can be written, if anything: a statement that the
+        server lacks, and whose description holds elsewhere only, is put there and described."""
+        if op.kind != frontend.BIND and (op.kind != frontend.DESCRIBE or op.target != 0x53):
+            return None
+        statement = self._needed(op.name)
+        if (
+            statement is None
+            or statement.columns is None
+            or statement.context == self.context
+            or statement in self._outdated
+            or self._there(op.name, statement)
+        ):
+            return None
+        name = statement.server_name if op.name else b""
+        self._asked = self._describe(Step.DESCRIBE_HIDDEN, op.name, statement)
+        parsed = Pending(Step.PARSE_HIDDEN, None if op.name else b"", statement)
+        return statement.parse(name) + build.describe(b"S", name), [parsed, self._asked]
+
+    def answered(self) -> None:
+        """The question has been answered."""
+        asked, self._asked = self._asked, None
+        if asked is None or asked.statement is None:
+            return
+        if asked.outdated:
+            self._outdated.add(asked.statement)
+        elif asked.client_name:
+            self._fresh.add(asked.statement)
+            self._gone.discard(asked.statement)
+
+    def _describe(self, step: Step, name: bytes | None, statement: Statement | None) -> Pending:
+        pending = Pending(step, name, statement)
+        pending.context = self.context
+        return pending
+
     def add(self, op: Op) -> tuple[bytes, list[Pending]]:
         """Bytes to send for one message, and the replies that they owe."""
         kind = op.kind
@@ -206,9 +286,9 @@ class Compiler:
             return self._execute(op)
         if kind == frontend.DESCRIBE:
             if op.target != 0x53:
-                return op.raw, [Pending(Step.DESCRIBE)]
+                return op.raw, [self._describe(Step.DESCRIBE, None, self._bound.get(op.portal))]
             front, pending, name = self._use(op.name)
-            pending.append(Pending(Step.DESCRIBE, op.name))
+            pending.append(self._describe(Step.DESCRIBE, op.name, self.lookup(op.name)))
             pending[-1].outdated = name == OUTDATED
             return front + (op.raw if name is None else build.describe(b"S", name)), pending
         return self._close(op)
@@ -218,7 +298,7 @@ class Compiler:
         assert isinstance(statement, Statement)
         if not op.name:
             self._texts[b""] = statement
-            raw = op.raw if statement.sql == op.sql else statement.parse(b"")
+            raw = op.raw if statement.sql == op.sql else build.parse(b"", statement.sql, statement.oids)
             return raw, [Pending(Step.PARSE, b"", statement)]
         if op.name in self._client.sql and not self._dropped:
             return op.raw, [Pending(Step.PARSE)]
@@ -229,17 +309,15 @@ class Compiler:
             return build.parse(op.name, b"") + op.raw, [Pending(Step.PARSE_HIDDEN), Pending(Step.PARSE)]
         self._texts[op.name] = statement
         self.used.add(statement)
+        raw = build.parse(statement.server_name, statement.sql, statement.oids)
         if not self._held(statement):
             self._fresh.add(statement)
             self._gone.discard(statement)
-            return statement.parse(statement.server_name), [Pending(Step.PARSE, op.name, statement)]
+            return raw, [Pending(Step.PARSE, op.name, statement)]
         if self.quiet:
             return b"", [Pending(Step.PARSE_MADE, op.name, statement)]
         close = build.close(b"S", statement.server_name)
-        return close + statement.parse(statement.server_name), [
-            Pending(Step.CLOSE_HIDDEN),
-            Pending(Step.PARSE, op.name, statement),
-        ]
+        return close + raw, [Pending(Step.CLOSE_HIDDEN), Pending(Step.PARSE, op.name, statement)]
 
     def _held(self, statement: Statement) -> bool:
         if statement in self._fresh:
@@ -248,32 +326,49 @@ class Compiler:
             return False
         return statement in self._server.named
 
+    def _there(self, name: bytes, statement: Statement) -> bool:
+        """Whether the server has what the client's `name` stands for."""
+        if name:
+            return self._held(statement)
+        return b"" in self._texts or statement is self._server.unnamed
+
+    def _needed(self, name: bytes) -> Statement | None:
+        """What a name of the client means on this server. A statement whose shape nobody was told stays
+        where it was parsed: elsewhere the name stands for the same text as it is read there."""
+        statement = self.lookup(name)
+        if (
+            statement is not None
+            and statement.columns is None
+            and statement.context != self.context
+            and not self._there(name, statement)
+        ):
+            statement = self._statements.intern(statement.sql, statement.oids, self.context, statement.classification)
+            if name:
+                self._client.named[name] = statement
+            else:
+                self._client.unnamed = statement
+        return statement
+
     def _use(self, name: bytes) -> tuple[bytes, list[Pending], bytes | None]:
         """Make a statement present: (bytes in front, their replies, its name there or None for the
         client's own name)."""
-        statement = self.lookup(name)
-        if not name:
-            if b"" in self._texts or statement is self._server.unnamed:
-                return b"", [], None
-            if statement is None:
-                return build.close(b"S", b""), [Pending(Step.CLOSE_HIDDEN, b"")], None
-            return statement.parse(b""), [Pending(Step.PARSE_HIDDEN, b"", statement)], None
+        statement = self._needed(name)
         if statement is None:
-            return b"", [], None
-        self.used.add(statement)
-        if self._held(statement):
-            return b"", [], statement.server_name
-        if self._client.described.get(name, self._client.schema) != self._client.schema:
-            # The client decodes by the description that it has kept. A new Parse here, after DDL, may
-            # give other columns and types; PostgreSQL's own plan would refuse that, so this is refused.
+            if name or b"" in self._texts or self._server.unnamed is None:
+                return b"", [], None
+            return build.close(b"S", b""), [Pending(Step.CLOSE_HIDDEN, b"")], None
+        if name:
+            self.used.add(statement)
+        if statement in self._outdated:
             return b"", [], OUTDATED
+        own = statement.server_name if name else None
+        if self._there(name, statement):
+            return b"", [], own
+        if not name:
+            return statement.parse(b""), [Pending(Step.PARSE_HIDDEN, b"", statement)], None
         self._fresh.add(statement)
         self._gone.discard(statement)
-        return (
-            statement.parse(statement.server_name),
-            [Pending(Step.PARSE_HIDDEN, None, statement)],
-            statement.server_name,
-        )
+        return statement.parse(statement.server_name), [Pending(Step.PARSE_HIDDEN, None, statement)], own
 
     def _bind(self, op: Op) -> tuple[bytes, list[Pending]]:
         front, pending, name = self._use(op.name)

@@ -5,6 +5,8 @@ All raise ProtocolViolation on a body that does not fit its own lengths.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from ..errors import ProtocolViolation
 
 
@@ -51,3 +53,19 @@ def row_types(body: bytes) -> list[tuple[str, int]]:
         columns.append((body[pos:end].decode("utf-8", "replace"), int.from_bytes(body[end + 7 : end + 11], "big")))
         pos = end + 19
     return columns
+
+
+def row_shape(body: bytes) -> bytes:
+    """A digest of what PostgreSQL holds a prepared statement's result to: name, type OID and modifier of each
+    column. `body` is that of a RowDescription; b"" stands for NoData."""
+    digest = blake2b(body[:2], digest_size=16)
+    pos = 2
+    for _ in range(int.from_bytes(body[:2], "big")):
+        end = body.find(b"\0", pos)
+        if end < 0 or end + 19 > len(body):
+            raise ProtocolViolation("malformed RowDescription message")
+        digest.update(body[pos : end + 1])
+        digest.update(body[end + 7 : end + 11])
+        digest.update(body[end + 13 : end + 17])
+        pos = end + 19
+    return digest.digest()

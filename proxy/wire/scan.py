@@ -132,7 +132,8 @@ class ReplyWalker:
 # What `scan_batch` says of an extended batch.
 B_SYNC: Final = 1
 B_PLAIN: Final = 2
-"""One unnamed Parse first, unnamed Bind, at most one of each other kind, all unnamed."""
+"""One unnamed Parse first, unnamed Bind, at most one of each other kind, all unnamed. (With a Bind: what is said
+of a statement that is to be used later must be kept.)"""
 B_NAMED: Final = 4
 """No Parse: one Bind of a named statement to the unnamed portal, Describe portal, Execute, Sync."""
 
@@ -188,7 +189,7 @@ def scan_batch(data: bytes) -> int:
                 return 0
             step = 4
         elif kind == 83:  # Sync
-            if length != 4 or end != n or step == 0:
+            if length != 4 or end != n or step < 2:
                 return 0
             return B_SYNC | form
         else:

@@ -253,6 +253,25 @@ def test_stale_many_times(service: Service) -> None:
         assert one.ask(B("", "s"), E(), S) == "2 C[SELECT 0] ZI"
 
 
+def test_ddl_that_the_proxy_has_not_seen(service: Service) -> None:
+    """A new Parse must not be answered with the statement that has just been found to be stale."""
+    one = shape(service)
+    assert one.ask(P("s", "SELECT * FROM shape"), D("S", "s"), S) == "1 t[] T[a] ZI"
+    service.admin.run("ALTER TABLE shape ADD b int DEFAULT 2")
+    assert one.ask(B("", "s"), E(), S) == "E[0A000] ZI"
+    assert one.ask(C("S", "s"), P("s", "SELECT * FROM shape"), D("S", "s"), S) == "3 1 t[] T[a,b] ZI"
+    assert one.ask(B("", "s"), E(), S) == "2 D[1,2] C[SELECT 1] ZI"
+
+
+def test_only_what_was_stale_is_run_again(service: Service) -> None:
+    """The error of a Query is not taken for that of the batch before it."""
+    one = shape(service)
+    one.run("PREPARE q AS SELECT * FROM shape")
+    assert one.ask(P("s", "SELECT 7"), B("", "s"), E(), S) == "1 2 D[7] C[SELECT 1] ZI"
+    service.admin.run("ALTER TABLE shape ADD b int DEFAULT 2")
+    assert one.query("EXECUTE q") == "E[0A000] ZI"
+
+
 # ---- SQL that acts on names
 
 
