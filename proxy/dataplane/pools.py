@@ -176,6 +176,12 @@ class ServerPool:
         else:
             self.settled(server)
 
+    def _forgotten(self, server: Server, rows: object, error: dict[str, str] | None) -> None:
+        if error is not None:
+            self.close(server, "statements could not be closed")
+        else:
+            self.settled(server)
+
     def _discarded(self, server: Server, rows: object, error: dict[str, str] | None) -> None:
         if error is not None:
             self.close(server, "it could not be reset")
@@ -209,16 +215,15 @@ class ServerPool:
         if torn:
             self.close(server, "its client left in the middle of a message")
             return
-        for owed in server.owed:
-            if owed.sink is client:
-                owed.sink = None
-                owed.steps = None
+        left = server.disown(client)
         if copy_in:
             extended = bool(server.owed) and server.owed[0].extended
             server.transport.write(build.copy_fail("client connection lost") + (build.SYNC if extended else b""))
         elif open_batch:
             # PostgreSQL rolls an unfinished batch back when its client goes; a Sync alone would commit it.
             server.transport.write(build.bind(b"", b"\1client connection lost") + build.SYNC)
+        if left:
+            server.tell(b"".join(build.close(b"S", name) for name in left), self._forgotten)
         if not server.owed:
             self.settled(server)
         elif cancel and not any(owed.wrote for owed in server.owed):

@@ -246,11 +246,35 @@ class Server:
         self.statements.unnamed = None
         self.send(build.query(sql), owed)
 
-    def tell(self, messages: bytes) -> None:
-        """Send extended messages whose replies are of no interest, closed by a Sync."""
+    def tell(
+        self,
+        messages: bytes,
+        then: Callable[[Server, list[list[bytes | None]], dict[str, str] | None], None] | None = None,
+    ) -> None:
+        """Send extended messages whose replies are of no interest (but for an error, to `then`), closed by a
+        Sync."""
         owed = Owed(None, extended=True)
         owed.collect = True
+        owed.then = then
         self.send(messages + build.SYNC, owed)
+
+    def disown(self, sink: Sink) -> list[bytes]:
+        """Its client has gone: nobody reads on what it is owed. Returns the names that its batches may have
+        put here, or closed, unread: they are to be closed."""
+        left: list[bytes] = []
+        for owed in self.owed:
+            if owed.sink is not sink:
+                continue
+            owed.sink = None
+            left += owed.squatters or ()
+            if owed.steps is not None:
+                self.statements.unnamed = None
+                for pending in owed.steps[owed.at :]:
+                    if pending.statement is not None and pending.client_name != b"":
+                        self.statements.named.pop(pending.statement, None)
+                        left.append(pending.statement.server_name)
+                owed.steps = None
+        return left
 
     # ---- in
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ..support.rawpg import B, C, D, E, P, Q, S, Wire, show
-from .conftest import Serve, Service, backend
+from .conftest import Serve, Service, backend, eventually
 
 OK = "2 D[{}] C[SELECT 1] ZI"
 
@@ -270,6 +270,44 @@ def test_only_what_was_stale_is_run_again(service: Service) -> None:
     assert one.ask(P("s", "SELECT 7"), B("", "s"), E(), S) == "1 2 D[7] C[SELECT 1] ZI"
     service.admin.run("ALTER TABLE shape ADD b int DEFAULT 2")
     assert one.query("EXECUTE q") == "E[0A000] ZI"
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("how", ["leaves", "cancels"])
+def test_client_that_goes_while_its_statement_is_parsed_elsewhere(service: Service, how: str, moved: bool) -> None:
+    """What it has left on the server is not in the way of others that share the text."""
+    shape(service)
+    one, two, third = (service.client(pool=2) for _ in range(3))
+    assert one.ask(P("s", "SELECT * FROM shape"), D("S", "s"), S) == "1 t[] T[a] ZI"
+    assert third.ask(P("t", "SELECT * FROM shape"), S) == "1 ZI"
+    if moved:
+        two.run("CREATE TABLE unrelated()")
+    with Other(service):
+        service.admin.run("BEGIN", "LOCK TABLE shape")
+        one.send(B("", "s"), E(), S)
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'shape'::regclass"
+        assert eventually(lambda: service.admin.rows(waiting))
+        if how == "leaves":
+            one.close()
+        else:
+            one.cancel()
+            assert show(one.until()) == "E[57014] ZI"
+        service.admin.run("COMMIT")
+        assert third.ask(B("", "t"), E(), S) == "2 D[1] C[SELECT 1] ZI"
+
+
+def test_unnamed_statement_of_a_client_that_went(service: Service) -> None:
+    """Nobody has read that it was parsed; still it is not run for the next one."""
+    shape(service)
+    one, two = service.client(pool=1), service.client(pool=1)
+    assert one.ask(P("", "SELECT 'mine'"), D("S"), S) == "1 t[] T[?column?] ZI"
+    service.admin.run("BEGIN", "LOCK TABLE shape")
+    two.send(P("", "SELECT 'theirs'"), P("s", "SELECT * FROM shape"), S)
+    waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'shape'::regclass"
+    assert eventually(lambda: service.admin.rows(waiting))
+    two.close()
+    service.admin.run("COMMIT")
+    assert one.ask(B(), E(), S) == OK.format("mine")
 
 
 # ---- SQL that acts on names
