@@ -119,6 +119,7 @@ class Audit:
         client = self._client
         if rules.PIN_SESSION in client.pins:
             self._known()
+            client.forget_meaning()
             return
         effects = rules.audited(self.touched)
         names = self._names

@@ -20,7 +20,7 @@ from ..wire import build, frontend
 from ..wire.codes import FAILED, IDLE
 from ..wire.frontend import BATCH_LIMIT, Op
 from .server import Owed, Server
-from .unit import CALL, EMPTY, Kind, Unit
+from .unit import CALL, EMPTY, Kind, Unit, is_ddl, moves
 
 if TYPE_CHECKING:
     from .client import Client
@@ -34,6 +34,7 @@ class Batches:
         "_compiler",
         "_ended",
         "_flushed",
+        "_moving",
         "_out",
         "_size",
         "failed",
@@ -61,6 +62,8 @@ class Batches:
         """What waits for the answer to the compiler's question; nothing behind it is read."""
         self._ended = False
         """The Sync of the open one has come: it is sent when `rest` has been."""
+        self._moving = False
+        """Something in this batch may change what a Parse behind it finds."""
 
     @property
     def begun(self) -> bool:
@@ -79,7 +82,13 @@ class Batches:
         except (ProtocolViolation, UnicodeDecodeError):
             # The server refuses it in its own words, at its place.
             op = Op(0, raw)
+        if not self.begun:
+            self._moving = False
+        op.moved = self._moving
         client.read_statement(op)
+        known = op.statement if op.kind == frontend.PARSE else client.names.named.get(op.name)
+        if isinstance(known, Statement) and not self._moving:
+            self._moving = moves(known.classification, known.sql)
         if self.open is not None:
             self._stream(op)
             return
@@ -162,7 +171,8 @@ class Batches:
         """Write a unit for a linked server. One without Sync stays open."""
         client = self._client
         quiet = not server.owed and server.status != FAILED
-        compiler = Compiler(client.names, server.statements, client.worker.statements, client.meaning(), quiet)
+        statements = client.worker.statements
+        compiler = Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet)
         owed = Owed(client, wrote=wrote, extended=True)
         owed.ddl = unit.may_be_ddl
         owed.unit = unit
@@ -211,10 +221,12 @@ class Batches:
         owed, compiler = self.open, self._compiler
         assert owed is not None and compiler is not None
         statement = op.statement
-        if isinstance(statement, Statement):
-            self._join(statement.classification)
-        elif op.kind == frontend.BIND and (known := compiler.lookup(op.name)) is not None:
+        known = statement if isinstance(statement, Statement) else None
+        if op.kind == frontend.BIND:
+            known = compiler.lookup(op.name)
+        if known is not None:
             self._join(known.classification)
+            owed.ddl = owed.ddl or is_ddl(known.classification, known.sql)
         compiler.quiet = False
         compiler.context = self._client.meaning()
         self._write(compiler, [op], owed)

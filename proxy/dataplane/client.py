@@ -21,7 +21,7 @@ from ..routing.router import Hold
 from ..session import rules
 from ..session.prepared import ClientStatements, Statement
 from ..session.state import State
-from ..sql.model import Class, Classification, Effect
+from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
 from ..wire.codes import IDLE
@@ -50,6 +50,9 @@ is what comes behind an open batch; those have a bound of their own."""
 MAX_COMMAND = 1024
 """Bytes of a text that are looked at for a database's name."""
 _NAMES = Effect.DISCARD | Effect.PREPARE
+
+_OWN_NAMES = frozenset((rules.PIN_TEMP, rules.PIN_SESSION))
+"""With these its session has tables, or settings, that `Client.state` does not tell of."""
 
 _QUERY = 0
 _PLAIN = B_SYNC | B_PLAIN
@@ -117,6 +120,8 @@ class Client(Sink):
         self._meant_in: State | None = None
         self._meant_at = 0
         """`meaning` as of a state and a version of the schema."""
+        self._own = 0
+        """How often what names mean has changed for this session alone, as far as it keeps its server."""
         self._ddl = False
         """DDL ran in the open transaction."""
         self._home: ServerPool | None = None
@@ -487,7 +492,8 @@ class Client(Sink):
         """Give a Parse its Statement."""
         if op.kind == frontend.PARSE:
             classification = self.classify(op.sql)
-            op.statement = self.worker.statements.intern(op.sql, op.oids, self.meaning(), classification)
+            context = self.apart() if op.moved else self.meaning()
+            op.statement = self.worker.statements.intern(op.sql, op.oids, context, classification)
 
     def _reread(self) -> None:
         """Parameters that decide how texts are read have changed."""
@@ -497,13 +503,16 @@ class Client(Sink):
     def forget_meaning(self) -> None:
         """What names mean may have changed (settings, temporary tables)."""
         self._meant_in = None
+        self._own += 1
 
     def meaning(self) -> str:
         """What besides text and types decides what a Parse would find now: a Statement is shared only by
-        those for whom that is equal. DDL, another search_path or role, a temporary table: a new one."""
-        if self.audit.touched:
-            return f"{self.number}/{self.units}"  # settings are in motion: shared with nobody
-        return self._settled_meaning()
+        those for whom that is equal. DDL, another search_path or time zone, a temporary table: a new one."""
+        return self.apart() if self.audit.touched else self._settled_meaning()
+
+    def apart(self) -> str:
+        """The meaning of what is parsed while settings are in motion: shared with nobody."""
+        return f"{self.number}/{self.units}"
 
     def is_current(self, statement: Statement) -> bool:
         """Whether nothing is known to have changed since a statement was parsed or described."""
@@ -521,10 +530,9 @@ class Client(Sink):
                     str(schema),
                     self.shown.get("client_encoding", ""),
                     self.shown.get("standard_conforming_strings", ""),
-                    values.get("search_path", ""),
-                    values.get("role", "") or self.settings.user,
-                    values.get("session_authorization", ""),
-                    str(self.number) if rules.PIN_TEMP in self.pins else "",
+                    self.settings.user,
+                    f"{self.number}.{self._own}" if self._own and self.pins & _OWN_NAMES else "",
+                    *sorted(f"{name}={value}" for name, value in values.items() if is_parsed_by(name.lower())),
                 )
             )
         return self._meant
@@ -1136,7 +1144,7 @@ class Client(Sink):
             server.pool.abandon(
                 server,
                 self,
-                dirty=bool(self.pins or self.audit.touched),
+                dirty=bool(self.pins or self.audit.touched & ~Effect.LOCAL),
                 ruined=bool(self.pins & {rules.PIN_UNKNOWN, rules.PIN_LOAD}) or self.audit.untracked,
                 open_batch=self.batches.open is not None or self._resync,
                 copy_in=self._copy_in,

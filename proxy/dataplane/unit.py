@@ -22,6 +22,8 @@ _NO_DDL = frozenset(("analyze", "comment", "grant", "revoke", "truncate", "vacuu
 _DDL_WORDS = re.compile(rb"\b(create|alter|drop|into)\b", re.IGNORECASE)
 """In a string of several statements, or a DO block."""
 
+_MOVING = Effect.SET | Effect.SET_ANY | Effect.ROLE | Effect.TEMP | Effect.LOCAL
+
 EMPTY = Classification(Class.READ, "empty", kind="empty", statements=0)
 TOO_LONG = Classification(Class.WRITE, "too_long", effects=Effect.UNKNOWN_CODE)
 CALL = Classification(Class.WRITE, "function_call", effects=Effect.UNKNOWN_CODE, kind="call")
@@ -111,15 +113,13 @@ class Unit:
     @property
     def may_be_ddl(self) -> bool:
         """Whether what names mean may be another after it."""
-        for c in self.classified:
-            if c.reason in DDL and c.kind not in _NO_DDL:
-                return True
-            if (c.statements > 1 or c.kind == "do") and any(_DDL_WORDS.search(text) for text in self._texts()):
-                return True
-        return False
+        return any(is_ddl(c, text) for c in self.classified for text in self._texts())
 
     def _texts(self) -> list[bytes]:
-        return [self.raw] if self.kind is not Kind.BATCH else [op.sql for op in self.ops]
+        if self.kind is not Kind.BATCH:
+            return [self.raw]
+        bound = [self.bound_text[0]] if self.bound_text is not None else []
+        return bound + [op.sql for op in self.ops if op.kind == frontend.PARSE]
 
     @property
     def copies_in(self) -> bool:
@@ -156,6 +156,19 @@ class Unit:
             if op.kind == frontend.PARSE:
                 return op.sql, op.oids
         return self.bound_text
+
+
+def is_ddl(classification: Classification, text: bytes) -> bool:
+    """Whether what names mean may be another after this text."""
+    if classification.reason in DDL and classification.kind not in _NO_DDL:
+        return True
+    several = classification.statements > 1 or classification.kind == "do"
+    return several and _DDL_WORDS.search(text) is not None
+
+
+def moves(classification: Classification, text: bytes) -> bool:
+    """Whether a Parse behind this text, in the same batch, may find something else than one before it."""
+    return bool(classification.effects & _MOVING) or is_ddl(classification, text)
 
 
 def split_batch(data: bytes) -> list[Op]:

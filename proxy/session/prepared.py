@@ -185,18 +185,21 @@ MADE = {Step.PARSE_MADE: build.PARSE_COMPLETE, Step.CLOSE_MADE: build.CLOSE_COMP
 class Compiler:
     """Writes one batch for one server, message by message.
 
-    `context` is that of what the client parses now. `quiet` says that nothing is in flight on the server and
+    `context` is that of what the client parses now, `apart` of what it parses behind something that changes
+    that. `quiet` says that nothing is in flight on the server and
     its transaction has not failed; only then may a reply be made up (a failed transaction refuses Parse, and
     we would not know).
     """
 
     __slots__ = (
+        "_apart",
         "_asked",
         "_bound",
         "_client",
         "_dropped",
         "_fresh",
         "_gone",
+        "_now",
         "_outdated",
         "_server",
         "_statements",
@@ -208,12 +211,21 @@ class Compiler:
     )
 
     def __init__(
-        self, client: ClientStatements, server: ServerStatements, statements: Statements, context: str, quiet: bool
+        self,
+        client: ClientStatements,
+        server: ServerStatements,
+        statements: Statements,
+        context: str,
+        apart: str,
+        quiet: bool,
     ) -> None:
         self._client = client
         self._server = server
         self._statements = statements
         self.context = context
+        self._apart = apart
+        self._now = context
+        """`context` or `apart`, as the message at hand needs."""
         self.quiet = quiet
         self._asked: Pending | None = None
         """The question under way."""
@@ -245,11 +257,12 @@ class Compiler:
         server lacks, and whose description holds elsewhere only, is put there and described."""
         if op.kind != frontend.BIND and (op.kind != frontend.DESCRIBE or op.target != 0x53):
             return None
+        self._now = self._apart if op.moved else self.context
         statement = self._needed(op.name)
         if (
             statement is None
             or statement.columns is None
-            or statement.context == self.context
+            or statement.context == self._now
             or statement in self._outdated
             or self._there(op.name, statement)
         ):
@@ -272,12 +285,13 @@ class Compiler:
 
     def _describe(self, step: Step, name: bytes | None, statement: Statement | None) -> Pending:
         pending = Pending(step, name, statement)
-        pending.context = self.context
+        pending.context = self._now
         return pending
 
     def add(self, op: Op) -> tuple[bytes, list[Pending]]:
         """Bytes to send for one message, and the replies that they owe."""
         kind = op.kind
+        self._now = self._apart if op.moved else self.context
         if kind == frontend.PARSE:
             return self._parse(op)
         if kind == frontend.BIND:
@@ -339,10 +353,10 @@ class Compiler:
         if (
             statement is not None
             and statement.columns is None
-            and statement.context != self.context
+            and statement.context != self._now
             and not self._there(name, statement)
         ):
-            statement = self._statements.intern(statement.sql, statement.oids, self.context, statement.classification)
+            statement = self._statements.intern(statement.sql, statement.oids, self._now, statement.classification)
             if name:
                 self._client.named[name] = statement
             else:

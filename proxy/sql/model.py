@@ -55,6 +55,29 @@ class Effect(IntFlag):
     above in silence. Checked after the fact, not pinned for."""
     LOAD = 2048
     """LOAD, or anything else that ties the client to the server for good."""
+    LOCAL = 4096
+    """Changes until the end of the transaction what a Parse finds (SET LOCAL search_path ...). Nothing is left."""
+
+
+_NOT_PARSED = names(
+    """
+    application_name backend_flush_after bytea_output client_connection_check_interval client_min_messages
+    cpu_index_tuple_cost cpu_operator_cost cpu_tuple_cost cursor_tuple_fraction effective_cache_size
+    effective_io_concurrency extra_float_digits hash_mem_multiplier lock_timeout maintenance_work_mem
+    plan_cache_mode random_page_cost seq_page_cost statement_timeout synchronous_commit temp_buffers
+    temp_file_limit transaction_deferrable transaction_isolation transaction_read_only transaction_timeout
+    wal_compression work_mem
+    """
+)
+_NOT_PARSED_EITHER = (
+    "debug_", "default_transaction_", "enable_", "geqo", "idle_", "jit", "log_", "max_parallel_", "parallel_", "track_"
+)  # fmt: skip
+
+
+def is_parsed_by(setting: str) -> bool:
+    """Whether a setting may decide what a Parse makes of a text: which tables it finds, which constants its
+    literals are. Most others only matter while it runs; of those the usual ones are known."""
+    return not ("." in setting or setting in _NOT_PARSED or setting.startswith(_NOT_PARSED_EITHER))
 
 
 class Classification:

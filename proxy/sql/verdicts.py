@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from . import builtins, portable
 from .grammar import READ_NODES, Survey, Tree, constant, mentions_temp, survey
-from .model import Class, Effect, names
+from .model import Class, Effect, is_parsed_by, names
 
 RANK = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
 """Strength: of several classes the highest counts."""
@@ -313,6 +313,7 @@ def _set(body: Tree) -> Verdict:
     kind, name = body["kind"], body.get("name", "")
     verdict = Verdict("reset" if kind.startswith("VAR_RESET") else "set", Class.SESSION, "set")
     if body.get("is_local"):
+        verdict.effects = Effect.LOCAL if is_parsed_by(name.lower()) else Effect.NONE
         return verdict
     if kind == "VAR_RESET_ALL":
         verdict.effects = Effect.SET_ANY
@@ -345,8 +346,9 @@ def _weigh_set_config(verdict: Verdict, arguments: list[Tree]) -> None:
     if len(arguments) == 3:
         name, value, is_local = (constant(argument) for argument in arguments)
     if is_local is True:
-        return
-    if isinstance(name, str):
+        if not isinstance(name, str) or is_parsed_by(name.lower()):
+            verdict.effects |= Effect.LOCAL
+    elif isinstance(name, str):
         _weigh_setting(verdict, name, value if isinstance(value, str) else "")
     else:
         verdict.effects |= Effect.SET_ANY

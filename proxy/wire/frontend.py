@@ -59,9 +59,10 @@ class Op:
         portal: the portal named (Bind, Execute, Describe P, Close P), else b"".
         rest: position in `raw` just behind the names.
         sql, oids: for Parse, the text and the raw tail of parameter types.
+        moved: whether something before it in its batch may change what a Parse finds.
     """
 
-    __slots__ = ("kind", "name", "oids", "portal", "raw", "rest", "sql", "statement", "target")
+    __slots__ = ("kind", "moved", "name", "oids", "portal", "raw", "rest", "sql", "statement", "target")
 
     def __init__(self, kind: int, raw: bytes) -> None:
         self.kind = kind
@@ -73,6 +74,7 @@ class Op:
         self.sql = b""
         self.oids = b""
         self.statement: object = None
+        self.moved = False
 
 
 def read_op(raw: bytes) -> Op:

@@ -48,7 +48,7 @@ class Setup:
 
     def compile(self, *messages: bytes, quiet: bool = True) -> tuple[list[bytes], list[Pending]]:
         """What is written, cut into messages, and the steps."""
-        compiler = Compiler(self.names, self.server, self.statements, "", quiet)
+        compiler = Compiler(self.names, self.server, self.statements, "", "apart", quiet)
         out: list[bytes] = []
         steps: list[Pending] = []
         for raw in messages:
@@ -365,7 +365,7 @@ class Shared:
             server.statements.unnamed = client.names.unnamed = None
             server.send(batch[0], Owed(sink))
         else:
-            compiler = Compiler(client.names, server.statements, self.statements, "", quiet)
+            compiler = Compiler(client.names, server.statements, self.statements, "", "apart", quiet)
             owed = Owed(sink, extended=True)
             owed.steps = []
             out = []
