@@ -19,8 +19,11 @@ _UNSEEN = Effect.UNKNOWN_CODE | Effect.SET_ANY
 DDL = frozenset(("ddl", "select_into"))
 """Reasons of classifications that may change what names mean, but for these kinds."""
 _NO_DDL = frozenset(("analyze", "comment", "grant", "revoke", "truncate", "vacuum", "cluster", "reindex"))
-_DDL_WORDS = re.compile(rb"\b(create|alter|drop|into)\b", re.IGNORECASE)
-"""In a string of several statements, or a DO block."""
+_DDL_WORDS = re.compile(
+    rb"\b(?:create(?!\s+(?:local\s+)?temp)|alter|drop|(?<!insert\s)(?<!merge\s)into(?!\s+(?:local\s+)?temp))\b",
+    re.IGNORECASE,
+)
+"""In a string of several statements, or a DO block. Temporary tables are nobody else's."""
 
 _MOVING = Effect.SET | Effect.SET_ANY | Effect.ROLE | Effect.TEMP | Effect.LOCAL
 

@@ -84,8 +84,11 @@ def _select(body: Tree) -> Verdict:
     if seen.nodes & _MODIFYING:
         verdict.at_least(Class.WRITE, "modifying_cte")
     if "intoClause" in seen.nodes:
-        verdict.at_least(Class.WRITE, "select_into")
-        verdict.effects |= Effect.TEMP if mentions_temp(body) else Effect.NONE
+        if mentions_temp(body.get("intoClause")):
+            verdict.at_least(Class.SESSION, "temp")
+            verdict.effects |= Effect.TEMP
+        else:
+            verdict.at_least(Class.WRITE, "select_into")
     if "LockingClause" in seen.nodes:
         verdict.at_least(Class.WRITE, "for_update")
     _weigh_uses(verdict, seen)
@@ -113,7 +116,7 @@ def _create_table_as(body: Tree) -> Verdict:
     verdict = Verdict("create", reason="ddl")
     if mentions_temp(into):
         lasts = into.get("onCommit") != "ONCOMMIT_DROP"
-        verdict = Verdict("create", Class.SESSION, "temp", Effect.TEMP if lasts else Effect.NONE)
+        verdict = Verdict("create", Class.SESSION, "temp", Effect.TEMP if lasts else Effect.LOCAL)
     _weigh_uses(verdict, survey(body))
     if "ExecuteStmt" in body.get("query", {}):
         verdict.effects |= Effect.UNKNOWN_CODE
@@ -361,14 +364,16 @@ _TRANSACTION_SETTINGS = frozenset({"transaction_isolation", "transaction_read_on
 
 
 def _create_table(body: Tree) -> Verdict:
-    if not mentions_temp(body):
+    if not mentions_temp(body["relation"]):
         return Verdict("create", reason="ddl")
     lasts = body.get("oncommit") != "ONCOMMIT_DROP"
-    return Verdict("create", Class.SESSION, "temp", Effect.TEMP if lasts else Effect.NONE)
+    return Verdict("create", Class.SESSION, "temp", Effect.TEMP if lasts else Effect.LOCAL)
 
 
 def _drop(body: Tree) -> Verdict:
     """An unqualified name may be a temporary relation's."""
+    if all(mentions_temp(item) for item in body["objects"]):
+        return Verdict("drop", Class.SESSION, "temp", Effect.TEMP)
     verdict = Verdict("drop", reason="ddl")
     if mentions_temp(body) or (
         body["removeType"] in ("OBJECT_TABLE", "OBJECT_VIEW", "OBJECT_SEQUENCE")

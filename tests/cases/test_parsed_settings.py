@@ -116,3 +116,13 @@ def test_temporary_table_that_hides_another(target: Target, request: pytest.Fixt
     assert one.ask(P("s", SELECT), D("S", "s"), C("S", "s"), S) == f"1 {THERE} 3 ZI"
     one.run("RESET search_path")
     assert one.ask(P("s", SELECT), D("S", "s"), C("S", "s"), S) == f"1 {HERE} 3 ZI"
+
+
+def test_temporary_table_of_a_transaction(target: Target) -> None:
+    one, two = twins(target)
+    assert two.ask(P("s", SELECT), D("S", "s"), S) == f"1 {HERE} ZI"
+    for _ in range(2):
+        one.run("BEGIN", "CREATE TEMP TABLE twin(b text, c text) ON COMMIT DROP")
+        assert one.ask(P("s", SELECT), D("S", "s"), B("", "s"), E(), C("S", "s"), S) == f"1 {THERE} 2 C[SELECT 0] 3 ZT"
+        one.run("COMMIT")
+        assert one.ask(P("s", SELECT), D("S", "s"), C("S", "s"), S) == f"1 {HERE} 3 ZI"

@@ -78,6 +78,26 @@ def test_text_shared_by_many_clients_is_parsed_once_a_server(service: Service) -
     assert held(service, "pool1") == 1
 
 
+TEMPORARY = [
+    "CREATE TEMP TABLE x(a int)",
+    "CREATE TEMP TABLE x AS SELECT 1 AS a",
+    "SELECT 1 AS a INTO TEMP x",
+    "CREATE TEMP TABLE x(a int); INSERT INTO x VALUES (1); INSERT INTO x VALUES (2)",
+    "CREATE TEMP VIEW x AS SELECT 1 AS a",
+]
+
+
+@pytest.mark.parametrize("ddl", [*TEMPORARY, "CREATE TABLE y(a int)"])
+def test_temporary_tables_of_others_change_nothing(service: Service, ddl: str) -> None:
+    one, two, other = service.client(pool=1), service.client(pool=1), service.client(pool=2)
+    assert one.ask(P("s", "SELECT 'shared'"), S) == "1 ZI"
+    other.run(ddl)
+    if "TEMP" in ddl:
+        other.run("DROP VIEW pg_temp.x" if "VIEW" in ddl else "DROP TABLE pg_temp.x")
+    assert two.ask(P("s", "SELECT 'shared'"), S) == "1 ZI"
+    assert held(service, "pool1") == (1 if "TEMP" in ddl else 2)
+
+
 def test_same_text_other_meaning(service: Service) -> None:
     """Parameter types and the reading of strings are part of what is shared."""
     one, two = service.client(pool=1), service.client(pool=1)
