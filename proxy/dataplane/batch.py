@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ProtocolViolation
 from ..session import rules
-from ..session.prepared import Compiler, Statement
+from ..session.prepared import NEEDED, Compiler, Statement
 from ..sql.model import Class, Classification, Effect
 from ..wire import build, frontend
 from ..wire.codes import FAILED, IDLE
@@ -192,6 +192,38 @@ class Batches:
         if not owed.complete and len(server.owed) == 1:
             server.made(owed)
 
+    def query(self, server: Server, unit: Unit, owed: Owed) -> bytes:
+        """The message to send for a Query that runs a statement made by Parse. b"" where that has to be put on
+        the server first: the Query is held back meanwhile."""
+        client = self._client
+        classification = unit.classified[0]
+        span = classification.name_span
+        quiet = not server.owed and server.status != FAILED
+        statements = client.worker.statements
+        compiler = Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet)
+        op = Op(NEEDED, b"")
+        op.name = classification.name.encode("utf-8", "surrogateescape")
+        statement = compiler.needed(op.name)
+        if statement is None or span is None:
+            return unit.raw
+        raw = build.query(rules.renamed(unit.raw[5:-1], span, statement.server_name))
+        if compiler.is_there(statement):
+            return raw
+        client.worker.counters.reparses += 1
+        owed.extended = True
+        owed.steps = []
+        owed.complete = False
+        self.held_back = raw
+        self.open = owed
+        self._compiler = compiler
+        self._ended = True
+        self._write(compiler, [op], owed)
+        if not self.rest:
+            self._written(server, compiler, owed)
+        server.owed.append(owed)
+        self.write_out()
+        return b""
+
     def _write(self, compiler: Compiler, ops: list[Op], owed: Owed) -> None:
         """Write messages as the server is to get them, as far as nothing has to be asked first."""
         assert owed.steps is not None
@@ -207,7 +239,9 @@ class Batches:
 
     def _written(self, server: Server, compiler: Compiler, owed: Owed) -> None:
         """All that has come of the open batch is written: its end, or its Flush, is next."""
-        if self._ended:
+        if self.held_back:
+            self._out.append(build.FLUSH)
+        elif self._ended:
             self._out.append(build.SYNC)
             _note_compiled(server, compiler, owed)
             owed.complete = True
@@ -298,7 +332,7 @@ class Batches:
             return
         if self.rest:
             self._go_on(server, owed)
-        if not self.held_back:
+        if not self.held_back or owed.steps is None or owed.at < len(owed.steps):
             return
         raw, self.held_back = self.held_back, b""
         self._join(client.classify(raw[5:-1]) if raw[0] == frontend.QUERY else CALL)
@@ -336,26 +370,10 @@ def _compile(compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:
     if op.kind == 0:
         out.append(op.raw)
         return
-    if op.kind == frontend.PARSE:
-        statement = op.statement
-        assert isinstance(statement, Statement)
-        classification = statement.classification
-        if classification.kind in ("deallocate", "execute") and classification.name:
-            op.statement = _renamed(compiler, statement)
     data, pending = compiler.add(op)
     if data:
         out.append(data)
     owed.steps.extend(pending)
-
-
-def _renamed(compiler: Compiler, statement: Statement) -> Statement:
-    """DEALLOCATE or EXECUTE of a name made by Parse: the server knows it by another one."""
-    classification = statement.classification
-    target = compiler.lookup(classification.name.encode("utf-8", "surrogateescape"))
-    if target is None or classification.name_span is None:
-        return statement
-    sql = rules.renamed(statement.sql, classification.name_span, target.server_name)
-    return Statement(sql, statement.oids, statement.context, statement.server_name + b"_r", classification)
 
 
 def _note_compiled(server: Server, compiler: Compiler, owed: Owed) -> None:

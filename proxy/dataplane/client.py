@@ -484,6 +484,7 @@ class Client(Sink):
         unit = Unit(Kind.QUERY, raw)
         classification = self.classify(raw[5:-1])
         self.join(unit, classification)
+        unit.named = bool(classification.name)
         if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
             self.worker.pools.leave_databases(raw[:MAX_COMMAND])
         self.begin(unit)
@@ -754,15 +755,17 @@ class Client(Sink):
         raw = unit.raw
         if unit.kind is Kind.QUERY:
             server.statements.unnamed = self.names.unnamed = None
-            if unit.effects & _NAMES or unit.classified[0].kind == "execute":
+            if unit.effects & _NAMES or unit.classified[0].name:
                 raw = self._rename_in_query(server, unit, owed)
+                if not raw:
+                    return
         server.send(raw, owed)
         if self._stream:
             self.barrier = False
 
     def _rename_in_query(self, server: Server, unit: Unit, owed: Owed) -> bytes:
         """SQL DEALLOCATE and EXECUTE of a name that the client made by Parse: the server knows it by
-        another one."""
+        another one. b"" where the Query has to wait."""
         classification = unit.classified[0]
         owed.names = (b"", None)
         if not classification.name or classification.name_span is None:
@@ -776,10 +779,12 @@ class Client(Sink):
             server.tell(build.parse(name, b""))
             owed.squatters = [name]
             return unit.raw
+        if classification.kind != "deallocate":
+            return self.batches.query(server, unit, owed)
         if statement not in server.statements.named:
-            self.worker.counters.reparses += 1
-            server.tell(statement.parse(statement.server_name))
-            server.statements.named[statement] = None
+            # There is nothing to drop but a name.
+            server.tell(build.parse(statement.server_name, b""))
+            owed.squatters = [statement.server_name]
         owed.names = (name, statement)
         return build.query(rules.renamed(unit.raw[5:-1], classification.name_span, statement.server_name))
 
@@ -927,7 +932,8 @@ class Client(Sink):
             retry()
             return
         if owed.squatters:
-            server.tell(b"".join(build.close(b"S", name) for name in owed.squatters))
+            held = {statement.server_name for statement in server.statements.named}
+            server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held))
         if owed.wrote:
             server.last_writer = self
             self.worker.wrote(self)

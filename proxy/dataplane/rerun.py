@@ -67,6 +67,7 @@ class Rerun:
         for op in unit.ops:
             known = named.get(op.name)
             if known is not None and known in free:
+                known = known.origin or known
                 named[op.name] = client.worker.statements.intern(
                     known.sql, known.oids, client.meaning(), known.classification
                 )

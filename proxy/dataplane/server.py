@@ -266,7 +266,9 @@ class Server:
             if owed.sink is not sink:
                 continue
             owed.sink = None
-            left += owed.squatters or ()
+            if owed.squatters:
+                held = {statement.server_name for statement in self.statements.named}
+                left += [name for name in owed.squatters if name not in held]
             if owed.steps is not None:
                 self.statements.unnamed = None
                 for pending in owed.steps[owed.at :]:

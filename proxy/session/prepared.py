@@ -26,9 +26,14 @@ from mypy_extensions import mypyc_attr
 from ..sql.model import Classification, Effect
 from ..wire import build, frontend, parse
 from ..wire.frontend import Op
+from . import rules
 
 OUTDATED = b"\1outdated"
 """A name that no server has."""
+NEEDED = 1
+"""Kind of an Op that is no message: the statement of its name has to be there, and fit."""
+_USES = frozenset(("execute", "explain", "create", "deallocate"))
+"""Kinds of texts whose `Classification.name` is that of a statement that must be there when they run."""
 
 
 class Step(IntEnum):
@@ -59,9 +64,22 @@ class Statement:
         types: parameter types as PostgreSQL told them, once it has; a repeated Parse may infer no others.
         columns: the shape of its result, once a client has been told; then it has that shape everywhere.
         context: where it is known to be what it was (see `Statements.intern`); elsewhere that is asked.
+        origin: for EXECUTE and the like of a name made by Parse: the text as the client knows it; this one has
+            the server's name for `needs`.
     """
 
-    __slots__ = ("__weakref__", "classification", "columns", "context", "oids", "server_name", "sql", "types")
+    __slots__ = (
+        "__weakref__",
+        "classification",
+        "columns",
+        "context",
+        "needs",
+        "oids",
+        "origin",
+        "server_name",
+        "sql",
+        "types",
+    )
 
     def __init__(
         self, sql: bytes, oids: bytes, context: str, server_name: bytes, classification: Classification
@@ -72,6 +90,8 @@ class Statement:
         self.server_name = server_name
         self.classification = classification
         self.columns: bytes | None = None
+        self.origin: Statement | None = None
+        self.needs: Statement | None = None
 
     def parse(self, name: bytes) -> bytes:
         """The Parse message that makes it once more under `name`."""
@@ -241,7 +261,7 @@ class Compiler:
         """A statement of this batch drops all names on the server, if it succeeds."""
         self._gone: set[Statement] = set()
         self.squatters: list[bytes] = []
-        """Names of the client that were put on the server as they are, to be closed afterwards."""
+        """Names that were put on the server for nothing but their presence, to be closed afterwards."""
         self.used: set[Statement] = set()
 
     def lookup(self, name: bytes) -> Statement | None:
@@ -255,22 +275,36 @@ class Compiler:
     def question(self, op: Op) -> tuple[bytes, list[Pending]] | None:
         """What has to be asked and answered before `op` can be written, if anything: a statement that the
         server lacks, and whose description holds elsewhere only, is put there and described."""
-        if op.kind != frontend.BIND and (op.kind != frontend.DESCRIBE or op.target != 0x53):
-            return None
         self._now = self._apart if op.moved else self.context
-        statement = self._needed(op.name)
+        if op.kind == frontend.PARSE:
+            assert isinstance(op.statement, Statement)
+            return self._asking(self._checked(self._resolved(op.statement)))
+        if op.kind in (frontend.BIND, NEEDED) or (op.kind == frontend.DESCRIBE and op.target == 0x53):
+            statement = self.needed(op.name)
+            if statement is not None:
+                return self._asking(self._checked(statement)) or self._asking(statement, op.name)
+        return None
+
+    @staticmethod
+    def _checked(statement: Statement) -> Statement | None:
+        """What has to fit for a statement to run; DEALLOCATE only needs a name to be there."""
+        return None if statement.classification.kind == "deallocate" else statement.needs
+
+    def _asking(self, statement: Statement | None, name: bytes | None = None) -> tuple[bytes, list[Pending]] | None:
+        """The question whether a statement fits this server, if that is not known. `name` is b"" where it is to
+        be the unnamed one."""
         if (
             statement is None
             or statement.columns is None
             or statement.context == self._now
             or statement in self._outdated
-            or self._there(op.name, statement)
+            or self._there(name, statement)
         ):
             return None
-        name = statement.server_name if op.name else b""
-        self._asked = self._describe(Step.DESCRIBE_HIDDEN, op.name, statement)
-        parsed = Pending(Step.PARSE_HIDDEN, None if op.name else b"", statement)
-        return statement.parse(name) + build.describe(b"S", name), [parsed, self._asked]
+        own = b"" if name == b"" else statement.server_name
+        self._asked = self._describe(Step.DESCRIBE_HIDDEN, own, statement)
+        parsed = Pending(Step.PARSE_HIDDEN, None if own else own, statement)
+        return statement.parse(own) + build.describe(b"S", own), [parsed, self._asked]
 
     def answered(self) -> None:
         """The question has been answered."""
@@ -298,6 +332,13 @@ class Compiler:
             return self._bind(op)
         if kind == frontend.EXECUTE:
             return self._execute(op)
+        if kind == NEEDED:
+            front, pending, name = self._use(op.name)
+            if name == OUTDATED:
+                pending.append(Pending(Step.BIND))
+                pending[-1].outdated = True
+                front += build.bind(b"", name)
+            return front, pending
         if kind == frontend.DESCRIBE:
             if op.target != 0x53:
                 return op.raw, [self._describe(Step.DESCRIBE, None, self._bound.get(op.portal))]
@@ -308,12 +349,13 @@ class Compiler:
         return self._close(op)
 
     def _parse(self, op: Op) -> tuple[bytes, list[Pending]]:
-        statement = op.statement
-        assert isinstance(statement, Statement)
+        assert isinstance(op.statement, Statement)
+        statement = self._resolved(op.statement)
+        front, pending = self._put_needs(statement)
         if not op.name:
             self._texts[b""] = statement
             raw = op.raw if statement.sql == op.sql else build.parse(b"", statement.sql, statement.oids)
-            return raw, [Pending(Step.PARSE, b"", statement)]
+            return front + raw, [*pending, Pending(Step.PARSE, b"", statement)]
         if op.name in self._client.sql and not self._dropped:
             return op.raw, [Pending(Step.PARSE)]
         if self.lookup(op.name) is not None:
@@ -327,11 +369,11 @@ class Compiler:
         if not self._held(statement):
             self._fresh.add(statement)
             self._gone.discard(statement)
-            return raw, [Pending(Step.PARSE, op.name, statement)]
+            return front + raw, [*pending, Pending(Step.PARSE, op.name, statement)]
         if self.quiet:
-            return b"", [Pending(Step.PARSE_MADE, op.name, statement)]
+            return front, [*pending, Pending(Step.PARSE_MADE, op.name, statement)]
         close = build.close(b"S", statement.server_name)
-        return close + raw, [Pending(Step.CLOSE_HIDDEN), Pending(Step.PARSE, op.name, statement)]
+        return front + close + raw, [*pending, Pending(Step.CLOSE_HIDDEN), Pending(Step.PARSE, op.name, statement)]
 
     def _held(self, statement: Statement) -> bool:
         if statement in self._fresh:
@@ -340,13 +382,22 @@ class Compiler:
             return False
         return statement in self._server.named
 
-    def _there(self, name: bytes, statement: Statement) -> bool:
-        """Whether the server has what the client's `name` stands for."""
-        if name:
-            return self._held(statement)
-        return b"" in self._texts or statement is self._server.unnamed
+    def _there(self, name: bytes | None, statement: Statement) -> bool:
+        """Whether the server has what the client's `name` (None: another one) stands for."""
+        if name == b"":
+            return b"" in self._texts or statement is self._server.unnamed
+        return self._held(statement)
 
-    def _needed(self, name: bytes) -> Statement | None:
+    def needed(self, name: bytes) -> Statement | None:
+        """What has to be on the server for a name of the client."""
+        statement = self._renewed(name)
+        return None if statement is None else self._resolved(statement)
+
+    def is_there(self, statement: Statement) -> bool:
+        """Whether the server has a named statement, and what that needs."""
+        return self._held(statement) and (statement.needs is None or self._held(statement.needs))
+
+    def _renewed(self, name: bytes) -> Statement | None:
         """What a name of the client means on this server. A statement whose shape nobody was told stays
         where it was parsed: elsewhere the name stands for the same text as it is read there."""
         statement = self.lookup(name)
@@ -356,33 +407,70 @@ class Compiler:
             and statement.context != self._now
             and not self._there(name, statement)
         ):
-            statement = self._statements.intern(statement.sql, statement.oids, self._now, statement.classification)
+            known = statement.origin or statement
+            statement = self._statements.intern(known.sql, known.oids, self._now, known.classification)
             if name:
                 self._client.named[name] = statement
             else:
                 self._client.unnamed = statement
         return statement
 
+    def _resolved(self, statement: Statement) -> Statement:
+        """The statement with the name in its text, where there is one, as the server knows it. What it stands
+        for is looked up each time, as PostgreSQL does."""
+        known = statement.origin or statement
+        classification = known.classification
+        if not classification.name or classification.kind not in _USES or classification.name_span is None:
+            return known
+        target = self._renewed(classification.name.encode("utf-8", "surrogateescape"))
+        if target is None:
+            return known
+        if statement.needs is target:
+            return statement
+        sql = rules.renamed(known.sql, classification.name_span, target.server_name)
+        resolved = self._statements.intern(sql, known.oids, self._now, classification)
+        resolved.origin, resolved.needs = known, target
+        return resolved
+
+    def _put_needs(self, statement: Statement) -> tuple[bytes, list[Pending]]:
+        """Make present what a statement has in its text."""
+        needs = statement.needs
+        if needs is None or needs is self._checked(statement):
+            return self._put(needs)
+        if self._held(needs) or needs.server_name in self.squatters:
+            return b"", []
+        self.squatters.append(needs.server_name)
+        return build.parse(needs.server_name, b""), [Pending(Step.PARSE_HIDDEN)]
+
+    def _put(self, statement: Statement | None) -> tuple[bytes, list[Pending]]:
+        """Make a named statement present."""
+        if statement is None or statement in self._outdated:
+            return b"", []
+        self.used.add(statement)
+        if self._held(statement):
+            return b"", []
+        self._fresh.add(statement)
+        self._gone.discard(statement)
+        return statement.parse(statement.server_name), [Pending(Step.PARSE_HIDDEN, None, statement)]
+
     def _use(self, name: bytes) -> tuple[bytes, list[Pending], bytes | None]:
         """Make a statement present: (bytes in front, their replies, its name there or None for the
         client's own name)."""
-        statement = self._needed(name)
+        statement = self.needed(name)
         if statement is None:
             if name or b"" in self._texts or self._server.unnamed is None:
                 return b"", [], None
             return build.close(b"S", b""), [Pending(Step.CLOSE_HIDDEN, b"")], None
-        if name:
-            self.used.add(statement)
-        if statement in self._outdated:
+        if statement in self._outdated or self._checked(statement) in self._outdated:
             return b"", [], OUTDATED
-        own = statement.server_name if name else None
-        if self._there(name, statement):
-            return b"", [], own
-        if not name:
-            return statement.parse(b""), [Pending(Step.PARSE_HIDDEN, b"", statement)], None
-        self._fresh.add(statement)
-        self._gone.discard(statement)
-        return statement.parse(statement.server_name), [Pending(Step.PARSE_HIDDEN, None, statement)], own
+        front, pending = self._put_needs(statement)
+        if name:
+            own, answers = self._put(statement)
+            return front + own, pending + answers, statement.server_name
+        if not self._there(name, statement):
+            front += statement.parse(b"")
+            pending.append(Pending(Step.PARSE_HIDDEN, b"", statement))
+        return front, pending, None
 
     def _bind(self, op: Op) -> tuple[bytes, list[Pending]]:
         front, pending, name = self._use(op.name)

@@ -102,10 +102,18 @@ def first_word(text: str) -> str:
 def statement_name(text: str) -> tuple[int, int] | None:
     """Return (start, end) of the name in PREPARE name, EXECUTE name or DEALLOCATE [PREPARE] name.
 
-    The grammar has accepted the text as one of them. A U&"" name includes its UESCAPE clause.
+    The grammar has accepted the text as one of them, or as EXPLAIN or CREATE TABLE AS of an EXECUTE. A U&""
+    name includes its UESCAPE clause.
     """
     found = (token for token in tokens(text) if text[token[1]] != ";")
     keyword = next(found, None)
+    if keyword is not None and text[keyword[1] : keyword[2]].lower() in ("explain", "create"):
+        before = ""
+        for kind, start, end in found:
+            word = text[start:end].lower()
+            if word == "execute" and kind == "word" and before in _BEFORE_EXECUTE:
+                break
+            before = word
     name = next(found, None)
     if keyword is None or name is None:
         return None
@@ -122,6 +130,10 @@ def statement_name(text: str) -> tuple[int, int] | None:
         escape = next(found, None)
         end = escape[2] if escape is not None else end
     return start, end
+
+
+_BEFORE_EXECUTE = frozenset(("", ")", "as", "analyze", "analyse", "verbose"))
+"""What stands in front of the command, and not of a table or column of that name."""
 
 
 def too_many_parts(sql: bytes) -> bool:

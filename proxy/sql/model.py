@@ -92,8 +92,8 @@ class Classification:
         statements: number of statements in the text; 0 for an empty one.
         kind: the lower-case command words of the first statement ("select", "begin", "deallocate",
             "execute", "prepare", "copy", "discard", "empty", "unknown" ...).
-        name: the identifier for PREPARE, EXECUTE, DEALLOCATE (folded as PostgreSQL folds it); "" is
-            none, and DEALLOCATE ALL.
+        name: the identifier for PREPARE, EXECUTE (also within EXPLAIN, CREATE TABLE AS), DEALLOCATE, folded
+            as PostgreSQL folds it; "" is none, and DEALLOCATE ALL.
         name_span: (start, end) of that identifier in the text as str indices, quotes included; or None.
         ends_transaction: a statement of it is COMMIT, ROLLBACK (not TO), PREPARE TRANSACTION ...
         starts_transaction: a statement of it is BEGIN or START TRANSACTION.

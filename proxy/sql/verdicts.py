@@ -118,8 +118,9 @@ def _create_table_as(body: Tree) -> Verdict:
         lasts = into.get("onCommit") != "ONCOMMIT_DROP"
         verdict = Verdict("create", Class.SESSION, "temp", Effect.TEMP if lasts else Effect.LOCAL)
     _weigh_uses(verdict, survey(body))
-    if "ExecuteStmt" in body.get("query", {}):
+    if "ExecuteStmt" in body["query"]:
         verdict.effects |= Effect.UNKNOWN_CODE
+        verdict.name = body["query"]["ExecuteStmt"]["name"]
     return verdict
 
 
@@ -149,7 +150,6 @@ def _explain(body: Tree) -> Verdict:
     node, inner = next(iter(body["query"].items()))
     verdict = judge(node, inner, "explain")
     verdict.kind = "explain"
-    verdict.name = ""
     if verdict.cls is Class.ANALYTIC:
         verdict.cls = Class.READ
     if verdict.cls is Class.READ:

@@ -237,3 +237,29 @@ def test_parameters_keep_their_types(target: Target, told: bool) -> None:
         assert one.ask(B("", "s", [struct.pack("!i", 5)], param_formats=[1]), E(), S) == "2 C[INSERT 0 1] ZI"
         assert one.ask(D("S", "s"), S) == "t[23] n ZI"
     assert other.query("SELECT a FROM shape") == "T[a] D[1] D[5] C[SELECT 2] ZI"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("ddl", ["CREATE TABLE unrelated()", "ALTER TABLE shape ADD b int", "DROP TABLE shape"])
+def test_run_by_sql(target: Target, ddl: str, inside: bool) -> None:
+    one, other = shape(target)
+    assert one.ask(P("s", SELECT), D("S", "s"), S) == "1 t[] T[a] ZI"
+    assert other.query(ddl).startswith("C[")
+    good, refused = {
+        "CREATE": ("T[a] D[1] C[SELECT 1]", ""),
+        "ALTER": ("", "E[0A000]"),
+        "DROP": ("", "E[42P01]"),
+    }[ddl.split()[0]]
+    with elsewhere(other):
+        for _ in range(2):
+            if inside:
+                assert one.query("BEGIN") == "C[BEGIN] ZT"
+            status = ("E" if refused else "T") if inside else "I"
+            assert one.query("EXECUTE s") == f"{good or refused} Z{status}"
+            if inside:
+                assert one.query("ROLLBACK") == "C[ROLLBACK] ZI"
+        assert show(one.send(Q("SELECT 7"), Q("EXECUTE s"), Q("SELECT 8")).until(times=3)) == (
+            f"T[?column?] D[7] C[SELECT 1] ZI {good or refused} ZI T[?column?] D[8] C[SELECT 1] ZI"
+        )
+        assert one.query("DEALLOCATE s") == "C[DEALLOCATE] ZI"
+        assert one.ask(B("", "s"), E(), S) == "E[26000] ZI"

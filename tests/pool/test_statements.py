@@ -374,14 +374,63 @@ def test_execute_of_a_name_that_this_server_does_not_know(service: Service) -> N
         assert one.ask(P("", "EXECUTE s(5)"), B(), E(), S) == "1 2 D[6] C[SELECT 1] ZI"
 
 
-@pytest.mark.xfail(reason="only a statement that is itself EXECUTE has its name replaced")
-@pytest.mark.parametrize(
-    "sql, tag", [("EXPLAIN EXECUTE s(4)", "EXPLAIN"), ("CREATE TABLE made AS EXECUTE s(4)", "SELECT 1")]
-)
-def test_execute_inside_another_statement(service: Service, sql: str, tag: str) -> None:
+USES = [
+    ("EXECUTE s(4)", "5", "SELECT 1"),
+    ('/* EXECUTE x */ EXECUTE "s" (4)', "5", "SELECT 1"),
+    ("EXPLAIN EXECUTE s(4)", "Result  (cost=0.00..0.01 rows=1 width=4)", "EXPLAIN"),
+    ("EXPLAIN (COSTS off) EXECUTE s(4)", "Result", "EXPLAIN"),
+    ("EXPLAIN VERBOSE EXECUTE s(4)", None, "EXPLAIN"),
+    ("CREATE TABLE made AS EXECUTE s(4)", "", "SELECT 1"),
+    ("CREATE TABLE IF NOT EXISTS execute (execute) AS EXECUTE s(4) WITH NO DATA", "", "SELECT 0"),
+    ("EXPLAIN (COSTS off) CREATE TABLE execute AS EXECUTE s(4)", "Result", "EXPLAIN"),
+    ("DEALLOCATE s", "", "DEALLOCATE"),
+]
+
+
+@pytest.mark.parametrize("form", ["simple", "unnamed", "named"])
+@pytest.mark.parametrize("sql, row, tag", USES)
+def test_name_inside_a_text(service: Service, sql: str, row: str | None, tag: str, form: str) -> None:
+    """On servers that know neither the statement nor the text that runs it."""
     one = service.client(pool=2)
     assert one.ask(P("s", "SELECT $1::int + 1"), S) == "1 ZI"
-    assert one.query(sql).endswith(f"C[{tag}] ZI")
+    if form == "named":
+        assert one.ask(P("x", sql), S) == "1 ZI"
+    with Other(service):
+        if form == "simple":
+            replies = one.query(sql)
+        elif form == "named":
+            replies = one.ask(B("", "x"), E(), S)
+        else:
+            replies = one.ask(P("", sql), B(), E(), S)
+        assert replies.endswith(f"C[{tag}] ZI"), replies
+        assert row is None or f"D[{row}]" * bool(row) in replies
+        if tag == "DEALLOCATE":
+            assert one.ask(B("", "s", ["1"]), E(), S) == "E[26000] ZI"
+            assert one.ask(P("s", "SELECT 3"), B("", "s"), E(), S) == "1 " + OK.format(3)
+        else:
+            assert one.ask(B("", "s", ["1"]), E(), S) == OK.format(2)
+
+
+def test_name_inside_a_text_is_looked_up_when_it_runs(service: Service) -> None:
+    one, two = service.client(pool=1), service.client(pool=1)
+    for client, number in ((one, 1), (two, 2)):
+        assert client.ask(P("s", f"SELECT {number}"), P("x", "EXECUTE s"), S) == "1 1 ZI"
+    for _ in range(2):
+        assert one.ask(B("", "x"), E(), S) == OK.format(1)
+        assert two.ask(B("", "x"), E(), S) == OK.format(2)
+    assert one.ask(C("S", "s"), P("s", "SELECT 3"), B("", "x"), E(), S) == "3 1 " + OK.format(3)
+    assert one.query("EXECUTE s") == "T[?column?] D[3] C[SELECT 1] ZI"
+    assert one.ask(C("S", "s"), B("", "x"), E(), S) == "3 2 E[26000] ZI"
+
+
+def test_deallocate_and_a_new_parse_in_one_batch(service: Service) -> None:
+    one = service.client(pool=2)
+    assert one.ask(P("s", "SELECT 1"), S) == "1 ZI"
+    with Other(service):
+        again = P("", "DEALLOCATE s"), B(), E(), P("s", "SELECT 1"), B("", "s"), E()
+        assert one.ask(*again, S) == "1 2 C[DEALLOCATE] 1 " + OK.format(1)
+        assert one.ask(B("", "s"), E(), S) == OK.format(1)
+        assert one.ask(*again, S) == "1 2 C[DEALLOCATE] 1 " + OK.format(1)
 
 
 def test_names_of_other_clients_can_not_be_guessed(service: Service) -> None:
