@@ -509,7 +509,12 @@ class Client(Sink):
     def meaning(self) -> str:
         """What besides text and types decides what a Parse would find now: a Statement is shared only by
         those for whom that is equal. DDL, another search_path or time zone, a temporary table: a new one."""
-        return self.apart() if self.audit.touched else self._settled_meaning()
+        if self.audit.touched:
+            return self.apart()
+        schema = self.worker.schema_version(self.settings.dbname)
+        if self._meant_in is not self.state or self._meant_at != schema:
+            self._mean(schema)
+        return self._meant
 
     def apart(self) -> str:
         """The meaning of what is parsed while settings are in motion: shared with nobody."""
@@ -517,26 +522,24 @@ class Client(Sink):
 
     def is_current(self, statement: Statement) -> bool:
         """Whether nothing is known to have changed since a statement was parsed or described."""
-        return statement.context == self._settled_meaning()
+        self._mean(self.worker.schema_version(self.settings.dbname))
+        return statement.context == self._meant
 
-    def _settled_meaning(self) -> str:
-        schema = self.worker.schema_version(self.settings.dbname)
-        if self._meant_in is not self.state or self._meant_at != schema:
-            self._meant_in = self.state
-            self._meant_at = schema
-            values = self.state.values
-            self._meant = "/".join(
-                (
-                    self.settings.dbname,
-                    str(schema),
-                    self.shown.get("client_encoding", ""),
-                    self.shown.get("standard_conforming_strings", ""),
-                    self.settings.user,
-                    f"{self.number}.{self._own}" if self._own and self.pins & _OWN_NAMES else "",
-                    *sorted(f"{name}={value}" for name, value in values.items() if is_parsed_by(name.lower())),
-                )
+    def _mean(self, schema: int) -> None:
+        self._meant_in = self.state
+        self._meant_at = schema
+        values = self.state.values
+        self._meant = "\0".join(
+            (
+                self.settings.dbname,
+                str(schema),
+                self.shown.get("client_encoding", ""),
+                self.shown.get("standard_conforming_strings", ""),
+                self.settings.user,
+                f"{self.number}.{self._own}" if self._own and self.pins & _OWN_NAMES else "",
+                *sorted(f"{name}={value}" for name, value in values.items() if is_parsed_by(name.lower())),
             )
-        return self._meant
+        )
 
     # ------------------------------------------------------------------ a unit's way
 
