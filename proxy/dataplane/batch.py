@@ -196,24 +196,19 @@ class Batches:
         """The message to send for a Query that runs a statement made by Parse. b"" where that has to be put on
         the server first: the Query is held back meanwhile."""
         client = self._client
-        classification = unit.classified[0]
-        span = classification.name_span
         quiet = not server.owed and server.status != FAILED
         statements = client.worker.statements
         compiler = Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet)
         op = Op(NEEDED, b"")
-        op.name = classification.name.encode("utf-8", "surrogateescape")
+        op.name = unit.classified[0].name.encode("utf-8", "surrogateescape")
         statement = compiler.needed(op.name)
-        if statement is None or span is None:
-            return unit.raw
-        raw = build.query(rules.renamed(unit.raw[5:-1], span, statement.server_name))
-        if compiler.is_there(statement):
-            return raw
+        if statement is None or compiler.is_there(statement):
+            return _renamed(compiler, unit)
         client.worker.counters.reparses += 1
         owed.extended = True
         owed.steps = []
         owed.complete = False
-        self.held_back = raw
+        self.held_back = unit.raw
         self.open = owed
         self._compiler = compiler
         self._ended = True
@@ -335,6 +330,8 @@ class Batches:
         if not self.held_back or owed.steps is None or owed.at < len(owed.steps):
             return
         raw, self.held_back = self.held_back, b""
+        if self._ended and self._compiler is not None and owed.unit is not None:
+            raw = _renamed(self._compiler, owed.unit)
         self._join(client.classify(raw[5:-1]) if raw[0] == frontend.QUERY else CALL)
         self._end()
         owed.complete = True
@@ -347,7 +344,6 @@ class Batches:
         """The compiler's question is answered."""
         compiler = self._compiler
         assert compiler is not None
-        compiler.answered()
         compiler.quiet = False
         compiler.context = self._client.meaning()
         self._write(compiler, self.rest, owed)
@@ -374,6 +370,15 @@ def _compile(compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:
     if data:
         out.append(data)
     owed.steps.extend(pending)
+
+
+def _renamed(compiler: Compiler, unit: Unit) -> bytes:
+    """A Query with the name of a statement in it as the server knows it."""
+    classification = unit.classified[0]
+    statement = compiler.needed(classification.name.encode("utf-8", "surrogateescape"))
+    if statement is None or classification.name_span is None:
+        return unit.raw
+    return build.query(rules.renamed(unit.raw[5:-1], classification.name_span, statement.server_name))
 
 
 def _note_compiled(server: Server, compiler: Compiler, owed: Owed) -> None:

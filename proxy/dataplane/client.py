@@ -740,6 +740,8 @@ class Client(Sink):
             server.unseen_by = self
         if unit.untracked and rules.PIN_SESSION not in self.pins:
             self.audit.untracked = True
+        if unit.may_be_ddl:
+            unit.effects |= Effect.LOCAL  # until it is committed, names mean that to nobody else
         if unit.effects:
             self.audit.note(unit.effects, unit.settings)
             for classification in unit.classified:

@@ -52,7 +52,7 @@ class Rerun:
         if unit is None or not used:
             return True
         shown = any(op.kind == frontend.DESCRIBE and op.target != 0x53 for op in unit.ops)
-        free = {s for s in used if s.types is s.oids and (s.columns is None or shown)}
+        free = {statement for statement in used if statement.columns is None or shown}
         self._renew(unit, free)
         if not first or len(free) < len(used) or len(server.owed) != 1 or unit.retried or server.status != IDLE:
             return True
@@ -67,10 +67,7 @@ class Rerun:
         for op in unit.ops:
             known = named.get(op.name)
             if known is not None and known in free:
-                known = known.origin or known
-                named[op.name] = client.worker.statements.intern(
-                    known.sql, known.oids, client.meaning(), known.classification
-                )
+                named[op.name] = client.worker.statements.again(known, client.meaning())
 
     def _used_by(self, unit: Unit, server: Server) -> list[Statement]:
         used: set[Statement] = set()

@@ -19,7 +19,7 @@ from ..session.prepared import MADE, ClientStatements, Pending, ServerStatements
 from ..session.state import State
 from ..topology.snapshot import Address
 from ..wire import build, parse
-from ..wire.codes import IDLE, MAX_AUTH_MESSAGE, MAX_PARAMETERS, UNASKED
+from ..wire.codes import FAILED, IDLE, MAX_AUTH_MESSAGE, MAX_PARAMETERS, UNASKED
 from ..wire.scan import MAX_HELD, RARE, SAW_ERROR, ReplyWalker
 
 if TYPE_CHECKING:
@@ -36,6 +36,16 @@ OUTDATED_ERROR = build.error_fields(
     }
 )
 """PostgreSQL's own error for a plan that no longer fits; drivers know it and prepare anew."""
+ABORTED_ERROR = build.error_fields(
+    {
+        "S": "ERROR",
+        "V": "ERROR",
+        "C": "25P02",
+        "M": "current transaction is aborted, commands ignored until end of transaction block",
+        "R": "exec_bind_message",
+    }
+)
+"""PostgreSQL's own, for such a statement in a transaction that has failed."""
 MAX_COLLECTED = 4 * 1024 * 1024
 """Bytes of a hidden answer; the proxy's own questions stay far below."""
 
@@ -497,7 +507,7 @@ class Server:
                 if head.at < len(steps):
                     self._step_failed(head, steps[head.at])
                     if steps[head.at].outdated:
-                        out.append(_refusal(steps[head.at]))
+                        out.append(_refusal(steps[head.at], self.status))
                         show = False
                 head.failed = True
                 head.at = len(steps)
@@ -574,31 +584,13 @@ class Server:
                 theirs.named.pop(name, None)
             elif name is not None:
                 mine.unnamed = theirs.unnamed = None
-        elif step is Step.DESCRIBE:
+        elif step in (Step.DESCRIBE, Step.DESCRIBE_HIDDEN):
             if statement is not None:
-                statement.described(pending.types, body, pending.context)
-        elif step is Step.DESCRIBE_HIDDEN:
-            assert statement is not None
-            if parse.row_shape(body) == statement.columns:
-                statement.context = pending.context
-            else:
-                pending.outdated = True
-                self._take_back(head, name, statement)
-            return False
+                statement.described(pending.types, body)
+            return step is Step.DESCRIBE
         elif step is Step.EXECUTE and pending.tag_effects:
             self.names_dropped(theirs, body, name, statement)
         return True
-
-    def _take_back(self, head: Owed, name: bytes | None, statement: Statement) -> None:
-        """A statement was put here that is not what its clients were told: here nobody shall use it. Its
-        client waits for the answer, so this comes next in the batch."""
-        if name == b"":
-            self.statements.unnamed = None
-            return
-        del self.statements.named[statement]
-        assert head.steps is not None
-        head.steps.append(Pending(Step.CLOSE_HIDDEN))
-        self.transport.write(build.close(b"S", statement.server_name) + build.FLUSH)
 
     def names_dropped(
         self, theirs: ClientStatements, tag: bytes, name: bytes | None, statement: Statement | None
@@ -691,8 +683,10 @@ _STEP_ENDS: dict[int, tuple[Step, ...]] = {
 """Which steps a reply may end. Copy messages and ParameterDescription end none."""
 
 
-def _refusal(pending: Pending) -> bytes:
+def _refusal(pending: Pending, status: int) -> bytes:
     """What PostgreSQL says of a statement that is out of date; a Describe gets its parameters first."""
+    if status == FAILED:
+        return ABORTED_ERROR
     if pending.step is Step.DESCRIBE and pending.statement is not None:
         return build.message(b"t", pending.statement.types) + OUTDATED_ERROR
     return OUTDATED_ERROR

@@ -8,9 +8,10 @@ in front, and each message forwarded leaves a step by which its reply is recogni
 from ParseComplete on, not before (manual, 55.2.3).
 
 PostgreSQL holds a statement to the result that it had when it was parsed, whatever becomes of the tables.
-Here one statement is parsed again and again, so what its description said is kept with it: where tables or
-settings are others than then, a server that lacks it is asked first (`Compiler.question`), and if it
-describes the statement otherwise, the client gets PostgreSQL's own error.
+Here one text is parsed again and again, so what its description said is kept with the Statement. Where tables
+or settings are others than when it was parsed, the client's name goes over to another Statement of the same
+text; but if that is described otherwise (a server is asked, `Compiler.question`) the client gets PostgreSQL's
+own error.
 
 Pure: bytes and steps out. Called by `dataplane.client`; steps are consumed by `dataplane.server`.
 """
@@ -62,8 +63,8 @@ class Statement:
     Attributes:
         oids: parameter types as clients give them.
         types: parameter types as PostgreSQL told them, once it has; a repeated Parse may infer no others.
-        columns: the shape of its result, once a client has been told; then it has that shape everywhere.
-        context: where it is known to be what it was (see `Statements.intern`); elsewhere that is asked.
+        columns: the shape of its result, once that was told.
+        context: what else its meaning depends on (`Statements.intern`); elsewhere it is never parsed.
         origin: for EXECUTE and the like of a name made by Parse: the text as the client knows it; this one has
             the server's name for `needs`.
     """
@@ -97,12 +98,11 @@ class Statement:
         """The Parse message that makes it once more under `name`."""
         return build.parse(name, self.sql, self.types)
 
-    def described(self, types: bytes | None, row: bytes, context: str) -> None:
-        """A client was told these parameter types (unless it is None) and this RowDescription."""
+    def described(self, types: bytes | None, row: bytes) -> None:
+        """PostgreSQL told these parameter types (unless it is None) and this RowDescription."""
         if types is not None:
             self.types = types
         self.columns = parse.row_shape(row)
-        self.context = context
 
 
 class Statements:
@@ -124,6 +124,11 @@ class Statements:
             statement = Statement(sql, oids, context, b"%s%d" % (self._prefix, self._number), classification)
             self._known[key] = statement
         return statement
+
+    def again(self, statement: Statement, context: str) -> Statement:
+        """The same text, with the parameter types that clients were told, as it is parsed in `context`."""
+        known = statement.origin or statement
+        return self.intern(known.sql, known.types, context, known.classification)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -175,7 +180,7 @@ class ClientStatements:
 class Pending:
     """One reply to come: the step, and what its success means for both sides' names."""
 
-    __slots__ = ("client_name", "context", "outdated", "statement", "step", "tag_effects", "types")
+    __slots__ = ("client_name", "outdated", "statement", "step", "tag_effects", "types")
 
     def __init__(
         self,
@@ -189,10 +194,7 @@ class Pending:
         """The client's name concerned (b"" is the unnamed one), or None."""
         self.statement = statement
         self.outdated = False
-        """The server is asked for a name that it can't know, to refuse a statement that is out of date. (For
-        DESCRIBE_HIDDEN: it has turned out to be.)"""
-        self.context = ""
-        """For DESCRIBE: what the description holds for."""
+        """The server is asked for a name that it can't know, to refuse a statement that is out of date."""
         self.types: bytes | None = None
         """For DESCRIBE: the parameter types that came ahead of the columns."""
         self.tag_effects = tag_effects
@@ -213,14 +215,12 @@ class Compiler:
 
     __slots__ = (
         "_apart",
-        "_asked",
         "_bound",
         "_client",
         "_dropped",
         "_fresh",
         "_gone",
         "_now",
-        "_outdated",
         "_server",
         "_statements",
         "_texts",
@@ -247,10 +247,6 @@ class Compiler:
         self._now = context
         """`context` or `apart`, as the message at hand needs."""
         self.quiet = quiet
-        self._asked: Pending | None = None
-        """The question under way."""
-        self._outdated: set[Statement] = set()
-        """Statements that this server would describe otherwise than their clients were told."""
         self._texts: dict[bytes, Statement | None] = {}
         """Names parsed (or closed: None) earlier in this batch."""
         self._bound: dict[bytes, Statement | None] = {}
@@ -273,8 +269,8 @@ class Compiler:
         return None if self._dropped else self._client.named.get(name)
 
     def question(self, op: Op) -> tuple[bytes, list[Pending]] | None:
-        """What has to be asked and answered before `op` can be written, if anything: a statement that the
-        server lacks, and whose description holds elsewhere only, is put there and described."""
+        """What has to be asked and answered before `op` can be written, if anything: how a
+        statement is described where the client now is."""
         self._now = self._apart if op.moved else self.context
         if op.kind == frontend.PARSE:
             assert isinstance(op.statement, Statement)
@@ -291,36 +287,19 @@ class Compiler:
         return None if statement.classification.kind == "deallocate" else statement.needs
 
     def _asking(self, statement: Statement | None, name: bytes | None = None) -> tuple[bytes, list[Pending]] | None:
-        """The question whether a statement fits this server, if that is not known. `name` is b"" where it is to
-        be the unnamed one."""
-        if (
-            statement is None
-            or statement.columns is None
-            or statement.context == self._now
-            or statement in self._outdated
-            or self._there(name, statement)
-        ):
+        """The question whether a statement fits, if that is not known. (For `name` see `_there`.)"""
+        if statement is None or not self._moved(name, statement):
             return None
-        own = b"" if name == b"" else statement.server_name
-        self._asked = self._describe(Step.DESCRIBE_HIDDEN, own, statement)
-        parsed = Pending(Step.PARSE_HIDDEN, None if own else own, statement)
-        return statement.parse(own) + build.describe(b"S", own), [parsed, self._asked]
+        again = self._statements.again(statement, self._now)
+        if again.columns is not None:
+            return None
+        front, pending = self._put(again)
+        pending.append(Pending(Step.DESCRIBE_HIDDEN, None, again))
+        return front + build.describe(b"S", again.server_name), pending
 
-    def answered(self) -> None:
-        """The question has been answered."""
-        asked, self._asked = self._asked, None
-        if asked is None or asked.statement is None:
-            return
-        if asked.outdated:
-            self._outdated.add(asked.statement)
-        elif asked.client_name:
-            self._fresh.add(asked.statement)
-            self._gone.discard(asked.statement)
-
-    def _describe(self, step: Step, name: bytes | None, statement: Statement | None) -> Pending:
-        pending = Pending(step, name, statement)
-        pending.context = self._now
-        return pending
+    def _moved(self, name: bytes | None, statement: Statement) -> bool:
+        """Whether a statement is lacking on this server, and may not be parsed here any more."""
+        return statement.context != self._now and not self._there(name, statement)
 
     def add(self, op: Op) -> tuple[bytes, list[Pending]]:
         """Bytes to send for one message, and the replies that they owe."""
@@ -341,9 +320,9 @@ class Compiler:
             return front, pending
         if kind == frontend.DESCRIBE:
             if op.target != 0x53:
-                return op.raw, [self._describe(Step.DESCRIBE, None, self._bound.get(op.portal))]
+                return op.raw, [Pending(Step.DESCRIBE, None, self._bound.get(op.portal))]
             front, pending, name = self._use(op.name)
-            pending.append(self._describe(Step.DESCRIBE, op.name, self.lookup(op.name)))
+            pending.append(Pending(Step.DESCRIBE, op.name, self.lookup(op.name)))
             pending[-1].outdated = name == OUTDATED
             return front + (op.raw if name is None else build.describe(b"S", name)), pending
         return self._close(op)
@@ -398,22 +377,19 @@ class Compiler:
         return self._held(statement) and (statement.needs is None or self._held(statement.needs))
 
     def _renewed(self, name: bytes) -> Statement | None:
-        """What a name of the client means on this server. A statement whose shape nobody was told stays
-        where it was parsed: elsewhere the name stands for the same text as it is read there."""
+        """What a name of the client means here and now: another statement of the same text, unless that is
+        known to be, or may be, other than the client was told."""
         statement = self.lookup(name)
-        if (
-            statement is not None
-            and statement.columns is None
-            and statement.context != self._now
-            and not self._there(name, statement)
-        ):
-            known = statement.origin or statement
-            statement = self._statements.intern(known.sql, known.oids, self._now, known.classification)
-            if name:
-                self._client.named[name] = statement
-            else:
-                self._client.unnamed = statement
-        return statement
+        if statement is None or not self._moved(name, statement):
+            return statement
+        again = self._statements.again(statement, self._now)
+        if statement.columns not in (None, again.columns) and statement.origin is None:
+            return statement
+        if name:
+            self._client.named[name] = again
+        else:
+            self._client.unnamed = again
+        return again
 
     def _resolved(self, statement: Statement) -> Statement:
         """The statement with the name in its text, where there is one, as the server knows it. What it stands
@@ -421,10 +397,10 @@ class Compiler:
         known = statement.origin or statement
         classification = known.classification
         if not classification.name or classification.kind not in _USES or classification.name_span is None:
-            return known
+            return statement
         target = self._renewed(classification.name.encode("utf-8", "surrogateescape"))
         if target is None:
-            return known
+            return statement if statement is known else self._statements.again(known, self._now)
         if statement.needs is target:
             return statement
         sql = rules.renamed(known.sql, classification.name_span, target.server_name)
@@ -444,7 +420,7 @@ class Compiler:
 
     def _put(self, statement: Statement | None) -> tuple[bytes, list[Pending]]:
         """Make a named statement present."""
-        if statement is None or statement in self._outdated:
+        if statement is None or self._moved(None, statement):
             return b"", []
         self.used.add(statement)
         if self._held(statement):
@@ -461,7 +437,8 @@ class Compiler:
             if name or b"" in self._texts or self._server.unnamed is None:
                 return b"", [], None
             return build.close(b"S", b""), [Pending(Step.CLOSE_HIDDEN, b"")], None
-        if statement in self._outdated or self._checked(statement) in self._outdated:
+        needs = self._checked(statement)
+        if self._moved(name, statement) or (needs is not None and self._moved(None, needs)):
             return b"", [], OUTDATED
         front, pending = self._put_needs(statement)
         if name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ..support.rawpg import B, C, D, E, P, S, Wire
-from ..support.target import Target
+from ..support.target import THROUGH_PROXY, Target
 
 SELECT = "SELECT * FROM twin"
 HERE, THERE = "t[] T[a]", "t[] T[b,c]"
@@ -126,3 +126,18 @@ def test_temporary_table_of_a_transaction(target: Target) -> None:
         assert one.ask(P("s", SELECT), D("S", "s"), B("", "s"), E(), C("S", "s"), S) == f"1 {THERE} 2 C[SELECT 0] 3 ZT"
         one.run("COMMIT")
         assert one.ask(P("s", SELECT), D("S", "s"), C("S", "s"), S) == f"1 {HERE} 3 ZI"
+
+
+@THROUGH_PROXY
+def test_literals_of_a_text_that_goes_to_another_server(target: Target) -> None:
+    """A client that has changed its settings since the Parse does not change what others read."""
+    target.compare = False
+    one, two, other = (target.client() for _ in range(3))
+    sql = "SELECT '01/02/2020'::date::text"
+    for client in (one, two):
+        assert client.ask(P("s", sql), D("S", "s"), S) == "1 t[] T[text] ZI"
+    one.run("SET DateStyle = ISO, DMY")
+    other.run("BEGIN")
+    one.ask(B("", "s"), E(), S)
+    assert two.ask(B("", "s"), E(), S) == "2 D[2020-01-02] C[SELECT 1] ZI"
+    other.run("COMMIT")

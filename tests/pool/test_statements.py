@@ -423,6 +423,30 @@ def test_name_inside_a_text_is_looked_up_when_it_runs(service: Service) -> None:
     assert one.ask(C("S", "s"), B("", "x"), E(), S) == "3 2 E[26000] ZI"
 
 
+def test_what_a_name_inside_a_text_stood_for_is_gone(service: Service) -> None:
+    one, two = service.client(pool=1), service.client(pool=1)
+    assert one.ask(P("s", "SELECT 1"), P("x", "EXECUTE s"), B("", "x"), E(), C("S", "s"), S).endswith("3 ZI")
+    two.run("CREATE TABLE unrelated()")
+    assert one.ask(B("", "x"), E(), S) == "2 E[26000] ZI"
+
+
+def test_ddl_that_is_not_yet_committed(service: Service) -> None:
+    """Its shape is nobody else's, also where the statement comes behind it in a pipeline."""
+    one, two = service.client(pool=3), service.client(pool=3)
+    one.run("CREATE TABLE shape(a int)", "INSERT INTO shape VALUES (1)")
+    sql = "SELECT * FROM shape"
+    assert two.ask(P("s", sql), D("S", "s"), S) == "1 t[] T[a] ZI"
+    one.run("BEGIN")
+    alter = P("", "ALTER TABLE shape ADD b int DEFAULT 2"), B(), E(), S
+    replies = show(one.send(*alter, P("t", sql), D("S", "t"), B("", "t"), E(), S).until(times=2))
+    assert replies == "1 2 C[ALTER TABLE] ZT 1 t[] T[a,b] 2 D[1,2] C[SELECT 1] ZT"
+    one.run("ROLLBACK")
+    with Other(service, 3):
+        assert two.ask(B("", "s"), E(), S) == "2 D[1] C[SELECT 1] ZI"
+        assert one.ask(B("", "t"), E(), S) == "E[0A000] ZI"
+    assert two.ask(B("", "s"), E(), S) == "2 D[1] C[SELECT 1] ZI"
+
+
 def test_deallocate_and_a_new_parse_in_one_batch(service: Service) -> None:
     one = service.client(pool=2)
     assert one.ask(P("s", "SELECT 1"), S) == "1 ZI"
