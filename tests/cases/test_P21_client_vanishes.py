@@ -64,12 +64,10 @@ def test_terminate_in_the_same_write(target: Target, extended: bool) -> None:
 def test_large_result_half_read(target: Target, how: str) -> None:
     target.compare = False
     one, two = target.client(pool=1), target.client(pool=1)
-    one.send(Q("SELECT generate_series(1, 10000000)"))
+    one.send(Q("SELECT generate_series(1, 1000000000)"))  # to its end it would take minutes
     one.until("D")
     leave(one, how)
-    start = time.monotonic()
-    assert two.query("SELECT 1") == ONE
-    assert time.monotonic() - start < 8
+    assert two.query("SELECT 1", timeout=30) == ONE
 
 
 def test_autocommit_statement_completes_or_is_cancelled(target: Target) -> None:

@@ -307,7 +307,9 @@ def test_flood_of_wrong_passwords(strict: Proxy, fake_node: FakeNode, user: str,
             assert set(replies) <= {"E[FATAL 28P01] EOF", "E[FATAL 53300] EOF", "E[FATAL 08006] EOF"}
             assert replies.count("E[FATAL 53300] EOF") > count / 2
         else:
-            assert set(replies) == {"E[FATAL 28P01] EOF"}
+            # One that is kept waiting for longer than a login may take is let go without a word.
+            assert all(reply == "E[FATAL 28P01] EOF" or seconds > LOGIN_TIMEOUT * 0.9 for reply, seconds in outcomes)
+            assert replies.count("E[FATAL 28P01] EOF") > count / 2
             assert took > count / 100 * 0.9
         assert all(seconds > FAILURE_DELAY * 0.9 for reply, seconds in outcomes if "28P01" in reply)
         # Nodes saw probes, who knew the password, and at most so many look-ups as are allowed.
