@@ -28,11 +28,6 @@ def cancel_pid(instance: int, worker: int, serial: int) -> int:
     return instance << (_WORKER_BITS + _SERIAL_BITS) | worker << _SERIAL_BITS | serial & MAX_SERIAL
 
 
-def cancel_owner(pid: int) -> tuple[int, int]:
-    """(instance, worker) out of a process id made by `cancel_pid`; meaningless for any other."""
-    return pid >> (_WORKER_BITS + _SERIAL_BITS) & MAX_INSTANCE, pid >> _SERIAL_BITS & MAX_WORKER
-
-
 def new_instance() -> int:
     """A random instance number, 1..255, for a proxy that was given none."""
     return os.urandom(1)[0] % MAX_INSTANCE + 1

@@ -347,7 +347,6 @@ class ServerPool:
         server.key = dialled.key
         server.address = dialled.address
         server.generation = generation
-        server.created = now
         server.idle_since = now
         lifetime = worker.config.pool.lifetime
         server.expires = now + lifetime * (1 - 0.1 * worker.rng.random()) if lifetime else 0.0

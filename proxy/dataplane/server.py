@@ -173,7 +173,6 @@ class Server:
         "cancelling",
         "closed",
         "closing_reason",
-        "created",
         "dirty",
         "expires",
         "fatal",
@@ -215,7 +214,6 @@ class Server:
         self.key = b""
         self.address: Address | None = None
         self.generation = 0
-        self.created = 0.0
         self.expires = 0.0
         self.idle_since = 0.0
         self.busy_since = 0.0

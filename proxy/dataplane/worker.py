@@ -19,7 +19,7 @@ from typing import Any, cast
 from .. import ids, log
 from ..clock import Clock
 from ..config.schema import Config, PoolMode
-from ..errors import NoNode, ProtocolViolation, Terminated, TridentError
+from ..errors import NoNode, Terminated, TridentError
 from ..ipc.board import Board, slot_of
 from ..ipc.messages import (
     Ask,
@@ -120,7 +120,6 @@ class Worker:
         self._peers: Peers | None = None
         self._acceptor = Acceptor(self, self._elsewhere)
         self._passfile = ""
-        self.draining = False
 
     # ------------------------------------------------------------------ life
 
@@ -148,7 +147,6 @@ class Worker:
         self._acceptor.stop()
         if self._peers is not None:
             self._peers.stop()
-        self.draining = True
         deadline = self.clock.now() + seconds
         while True:
             for client in list(self.clients.values()):
@@ -341,8 +339,12 @@ class Worker:
     def give_key(self, client: Client, pid: int) -> None:
         """The key that cancels this client's statements. All 32 (3.2: 256) bits of it are random; which
         worker gave it out is found by asking them all."""
-        client.pid = pid if pid and pid not in self._named else ids.cancel_pid(self.instance, self.index, client.number)
-        self._named[client.pid] = client
+        for number in range(client.number, client.number + len(self._named) + 1):
+            if pid and pid not in self._named:
+                break
+            pid = ids.cancel_pid(self.instance, self.index, number)
+        client.pid = pid
+        self._named[pid] = client
         client.key = os.urandom(4 if client.login.minor < 2 else 32)
 
     def named(self, pid: int) -> bool:
@@ -570,9 +572,6 @@ class Worker:
             if now >= until:
                 del self._held[client]
                 client.refused(error)
-
-    def protocol_error(self, error: ProtocolViolation) -> None:
-        self.counters.protocol_errors += 1
 
 
 def _generations(snapshot: Snapshot) -> dict[str, int]:
