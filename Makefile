@@ -36,13 +36,17 @@ test: .venv/.ready build/compiled/.ready
 	$(PY) $(PYTEST) -m "not full" $(ARGS)
 	$(MAKE) --no-print-directory test-compiled
 
-# What is compiled belongs to wire/, so the unit tests that import wire/ are run on the compiled build too.
-# They run from a copy: in this directory the pure package would be found first.
+# What users get is compiled: the unit tests that import wire/, and a choice of those through a proxy, are run on the
+# compiled build too (`make test-full` runs all). They run from a copy: here the pure package would be found first.
+ON_COMPILED := tests/robustness/test_fuzz.py tests/pool/test_statements.py tests/pool/test_pins.py \
+	tests/cases/test_P01_statement_names.py tests/cases/test_P10_copy.py tests/cases/test_outlived_ddl.py
+
 test-compiled: build/compiled/.ready
-	@echo "the tests of wire/ on the compiled build"
+	@echo "a choice of the tests on the compiled build"
 	$(in_scratch)
 	cd build/compiled
-	../../$(COMPILED) -m pytest -q -m "not full" -p no:cacheprovider $$(grep -lE '^(from|import) proxy\.wire' tests/unit/test_*.py)
+	../../$(COMPILED) $(PYTEST) -m "not full" -p no:cacheprovider \
+		$$(grep -lE '^(from|import) proxy\.wire' tests/unit/test_*.py) $(ON_COMPILED)
 
 test-full: .venv/.ready build/compiled/.ready
 	$(in_scratch)

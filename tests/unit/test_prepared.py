@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import proxy.dataplane.server
 from proxy.dataplane.server import Owed, Server
 from proxy.session.prepared import ClientStatements, Compiler, Pending, ServerStatements, Statement, Statements, Step
 from proxy.session.state import States
@@ -424,6 +425,10 @@ TURNS = st.lists(
 )
 
 
+@pytest.mark.skipif(
+    not (proxy.dataplane.server.__file__ or "").endswith(".py"),
+    reason="what stands for clients and pools here is not compiled",
+)
 @settings(max_examples=400, deadline=None)
 @given(turns=TURNS, limit=st.sampled_from([1, 2, 100]))
 def test_each_client_sees_what_it_would_see_alone(
