@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sales", type=int, default=0, help="rows of the large table (200000; 20000 with --check)")
     options = parser.parse_args(argv)
     sales = options.sales or (20_000 if options.check else 200_000)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way down as Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The same way down as Ctrl-C, also where a shell without job control has SIGINT ignored in the background.
+        signal.signal(number, signal.default_int_handler)
     print("starting a primary, two replicas, two columnar nodes and the proxy ...", flush=True)
     try:
         with Fleet(sales=sales, read_split=options.fault != "all-to-primary") as fleet:
