@@ -7,6 +7,7 @@ worker that gave a key out looks it up. Called by the workers and the controller
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 
 _SERIAL_BITS = 15
 _WORKER_BITS = 8
@@ -26,6 +27,16 @@ def cancel_pid(instance: int, worker: int, serial: int) -> int:
         raise ValueError(f"instance {instance} or worker {worker} out of range")
     # 8 + 8 + 15 bits: exactly 31, the sign bit stays clear.
     return instance << (_WORKER_BITS + _SERIAL_BITS) | worker << _SERIAL_BITS | serial & MAX_SERIAL
+
+
+def free_pid(instance: int, worker: int, serial: int, taken: Container[int]) -> int:
+    """The first process id from `serial` on that is not taken. One worker has 32,768; when all are, two clients
+    share one, and only the later of them can be cancelled."""
+    for number in range(serial, serial + MAX_SERIAL + 1):
+        pid = cancel_pid(instance, worker, number)
+        if pid not in taken:
+            return pid
+    return cancel_pid(instance, worker, serial)
 
 
 def new_instance() -> int:

@@ -170,9 +170,8 @@ class Batches:
     def send(self, server: Server, unit: Unit, wrote: bool) -> None:
         """Write a unit for a linked server. One without Sync stays open."""
         client = self._client
-        quiet = not server.owed and server.status != FAILED
-        statements = client.worker.statements
-        compiler = Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet)
+        quiet = _is_quiet(server)
+        compiler = self._compiler_for(server)
         owed = Owed(client, wrote=wrote, extended=True)
         owed.ddl = unit.may_be_ddl
         owed.unit = unit
@@ -192,13 +191,17 @@ class Batches:
         if not owed.complete and len(server.owed) == 1:
             server.made(owed)
 
+    def _compiler_for(self, server: Server) -> Compiler:
+        client = self._client
+        statements = client.worker.statements
+        quiet = _is_quiet(server)
+        return Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet)
+
     def query(self, server: Server, unit: Unit, owed: Owed) -> bytes:
         """The message to send for a Query that runs a statement made by Parse. b"" where that has to be put on
         the server first: the Query is held back meanwhile."""
         client = self._client
-        quiet = not server.owed and server.status != FAILED
-        statements = client.worker.statements
-        compiler = Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet)
+        compiler = self._compiler_for(server)
         op = Op(NEEDED, b"")
         op.name = unit.classified[0].name.encode("utf-8", "surrogateescape")
         statement = compiler.needed(op.name)
@@ -359,6 +362,11 @@ class Batches:
         self._out.clear()
         if self._ended:
             self.close()
+
+
+def _is_quiet(server: Server) -> bool:
+    """Whether nothing is in flight there, in a transaction that has not failed."""
+    return not server.owed and server.status != FAILED
 
 
 def _compile(compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:

@@ -108,7 +108,6 @@ class Owed:
         "collected",
         "complete",
         "ddl",
-        "effects",
         "error",
         "executed",
         "extended",

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from .. import ids, log
 from ..clock import Clock
-from ..config.schema import Config, PoolMode
+from ..config.schema import Config, Database, PoolMode
 from ..errors import NoNode, Terminated, TridentError
 from ..ipc.board import Board, slot_of
 from ..ipc.messages import (
@@ -275,7 +275,7 @@ class Worker:
     def settings_for(self, database: str, user: str) -> ClientSettings:
         """What holds for a client of this database and user: its user's word over its database's."""
         config = self.config
-        db = config.databases.get(database) or config.databases.get("*")
+        db = self._database(database)
         who = config.users.get(user)
         mode = (who.pool_mode if who else None) or (db.pool_mode if db else None) or config.pool.mode
         size = (who.pool_size if who else 0) or (db.pool_size if db else 0) or config.pool.pool_size
@@ -291,9 +291,13 @@ class Worker:
             split=split and mode == "transaction",
         )
 
+    def _database(self, name: str) -> Database | None:
+        """What the configuration says of a database."""
+        return self.config.databases.get(name) or self.config.databases.get("*")
+
     def _credentials_for(self, login: LoggedIn) -> Credentials | None:
         """How servers of a client's pool log in; None when nothing is known but its name."""
-        db = self.config.databases.get(login.database) or self.config.databases.get("*")
+        db = self._database(login.database)
         if db is not None and db.user:
             return Credentials(db.user, password=db.password or None)
         return login.credentials
@@ -339,10 +343,8 @@ class Worker:
     def give_key(self, client: Client, pid: int) -> None:
         """The key that cancels this client's statements. All 32 (3.2: 256) bits of it are random; which
         worker gave it out is found by asking them all."""
-        for number in range(client.number, client.number + len(self._named) + 1):
-            if pid and pid not in self._named:
-                break
-            pid = ids.cancel_pid(self.instance, self.index, number)
+        if not pid or pid in self._named:
+            pid = ids.free_pid(self.instance, self.index, client.number, self._named)
         client.pid = pid
         self._named[pid] = client
         client.key = os.urandom(4 if client.login.minor < 2 else 32)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.ids import cancel_pid, new_instance
+from proxy.ids import cancel_pid, free_pid, new_instance
 from proxy.ipc import board, channel
 from proxy.ipc.board import Board, slot_of
 from proxy.ipc.channel import Channel, Link, Server
@@ -121,6 +121,10 @@ def test_process_ids_of_workers_differ() -> None:
     assert len({cancel_pid(1, 0, serial) for serial in range(32768)}) == 32768
     with pytest.raises(ValueError, match="out of range"):
         cancel_pid(0, 0, 0)
+    # Serials start again; who is still there keeps its own.
+    taken = {cancel_pid(1, 0, serial) for serial in (32767, 0, 1)}
+    assert free_pid(1, 0, 32767, taken) == free_pid(1, 0, 32767 + 32768, taken) == cancel_pid(1, 0, 2)
+    assert free_pid(1, 0, 5, taken) == cancel_pid(1, 0, 5)
     assert all(1 <= new_instance() <= 255 for _ in range(1000))
 
 
