@@ -103,6 +103,7 @@ class Audit:
         server.unseen_by = None
         client.state = client.startup_state
         client.pins &= rules.SESSION_PINS
+        client.names.own = False
         self._known()
         self._unseen = ()
         if client.pins and client.startup:

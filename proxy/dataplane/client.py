@@ -19,12 +19,12 @@ from ..errors import CannotFollow, NoNode, ProtocolViolation, Terminated, Triden
 from ..routing.bind import UNREADABLE, readable
 from ..routing.router import Hold
 from ..session import rules
-from ..session.prepared import ClientStatements, Statement
+from ..session.prepared import ClientStatements, Statement, take_names
 from ..session.state import State
 from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
-from ..wire.codes import IDLE
+from ..wire.codes import FAILED, IDLE
 from ..wire.frontend import BATCH_LIMIT, Op
 from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, scan_batch
 from .audit import Audit
@@ -552,6 +552,7 @@ class Client(Sink):
         if server.owed:
             held = (
                 (unit.named and self.parsing > 0)
+                or Effect.OWN_NAMES in unit.effects
                 or len(server.owed) > MAX_PIPELINE
                 or (not server.pool.is_primary() and unit.cls is not Class.READ and server.status == IDLE)
             )
@@ -730,6 +731,10 @@ class Client(Sink):
             self._greet(parameters, server.pool.likely_server())
             return
         server.pool.counters.queries += 1
+        if Effect.OWN_NAMES in unit.effects and not self.names.own and server.status != FAILED:
+            self.pins |= {rules.PIN_NAMES}
+            for message in take_names(self.names, server.statements, self.meaning() if server.status != IDLE else None):
+                server.tell(message)
         if Effect.SEQUENCE in unit.effects:
             self._uses_sequences = not unit.discards
             if unit.discards:
@@ -779,6 +784,9 @@ class Client(Sink):
         statement = self.names.named.get(name)
         if statement is None:
             return unit.raw
+        if self.names.own:
+            owed.names = (name, statement)
+            return unit.raw  # there it has that very name
         if classification.kind == "prepare":
             # PostgreSQL refuses a second use of the name, so it is put there to be found.
             server.tell(build.parse(name, b""))
@@ -904,7 +912,7 @@ class Client(Sink):
             if first:
                 server.statements.unnamed = self.names.unnamed = None
             return True
-        if fields.get("C") == "0A000" and fields.get("R") == "RevalidateCachedQuery":
+        if fields.get("C") == "0A000" and not self.names.own and fields.get("R") == "RevalidateCachedQuery":
             return self.rerun.failed(server, owed, first)
         return True
 
@@ -918,9 +926,6 @@ class Client(Sink):
             self._ddl = status != IDLE
         if owed.plain and not self._gate and status == IDLE and not server.owed and self._loose():
             # Nothing unusual is going on: the server is free.
-            if owed.wrote:
-                server.last_writer = self
-                self.worker.wrote(self)
             self._release(server)
             return
         if self._doomed is not None and not server.owed:
@@ -939,9 +944,6 @@ class Client(Sink):
         if owed.squatters:
             held = {statement.server_name for statement in server.statements.named}
             server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held))
-        if owed.wrote:
-            server.last_writer = self
-            self.worker.wrote(self)
         if self.audit.touched:
             self.audit.unit_done(server, owed, status)
             if self._busy:

@@ -230,6 +230,10 @@ class ServerPool:
             # A statement that may write runs to its end, as it would without a proxy.
             self.cancel(server)
 
+    def wrote(self) -> None:
+        """A unit that may have written has ended on a server, and its client is about to be told."""
+        self.pools.worker.wrote(self.database)
+
     def cancel(self, server: Server) -> None:
         """Ask the node to cancel what runs on a server. Until that is through, the server is not
         handed on: a late cancel would hit somebody else's statement."""

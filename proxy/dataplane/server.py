@@ -307,6 +307,9 @@ class Server:
                 sink = head.sink
                 if status and end - pos == 6 and _is_early(head):
                     raise ProtocolViolation("a server was ready before it had answered")
+                if status and head.wrote:
+                    self.last_writer = sink
+                    self.pool.wrote()
                 if sink is not None and head.steps is None and not head.collect:
                     if end > pos:
                         chunk = data if end - pos == n else data[pos:end]
@@ -577,6 +580,8 @@ class Server:
                 mine.unnamed = None
             return False
         if step in (Step.CLOSE, Step.CLOSE_MADE):
+            if statement is not None:
+                mine.named.pop(statement, None)
             if name:
                 theirs.named.pop(name, None)
             elif name is not None:

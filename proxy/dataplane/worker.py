@@ -462,15 +462,14 @@ class Worker:
     def schema_changed(self, database: str) -> None:
         self._schemas[database] = self._schemas.get(database, 0) + 1
 
-    def wrote(self, client: Client) -> None:
-        """A unit that may have written has ended."""
-        if not client.settings.split:
-            return
+    def wrote(self, database: str) -> None:
+        """A unit that may have written has ended. To be said before its client can know, whose next read
+        may go through another worker."""
         now = self.clock.boot_ns()
         if self._board is not None and self.workers > 1:
-            self._board.note(slot_of(client.settings.dbname), now)
+            self._board.note(slot_of(database), now)
         else:
-            self._written[client.settings.dbname] = now
+            self._written[database] = now
 
     def need_freshness(self, written_ns: int) -> None:
         """Reads wait for copies to hold what was written; the controller looks while it is asked."""

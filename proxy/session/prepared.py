@@ -98,6 +98,13 @@ class Statement:
         """The Parse message that makes it once more under `name`."""
         return build.parse(name, self.sql, self.types)
 
+    def named(self, name: bytes) -> Statement:
+        """The text as its client gave it, for a server that knows it by the client's own name."""
+        known = self.origin or self
+        own = Statement(known.sql, known.types, known.context, name, known.classification)
+        own.columns = known.columns
+        return own
+
     def described(self, types: bytes | None, row: bytes) -> None:
         """PostgreSQL told these parameter types (unless it is None) and this RowDescription."""
         if types is not None:
@@ -163,18 +170,38 @@ class ClientStatements:
         named: made by Parse; servers know them by other names.
         sql: made by SQL PREPARE, on the server that the client is pinned to, under these very names.
         unnamed: the unnamed statement, if there is one.
+        own: its server has no statements but these, under these names (`take_names`).
     """
 
-    __slots__ = ("named", "sql", "unnamed")
+    __slots__ = ("named", "own", "sql", "unnamed")
 
     def __init__(self) -> None:
         self.named: dict[bytes, Statement] = {}
         self.sql: frozenset[bytes] = frozenset()
         self.unnamed: Statement | None = None
+        self.own = False
 
     def clear(self) -> None:
         self.named.clear()
         self.sql = frozenset()
+
+
+def take_names(client: ClientStatements, server: ServerStatements, context: str | None) -> list[bytes]:
+    """Make a server's statements those of one client, under its own names, so that it can list them.
+
+    Returns messages to be sent, a Sync behind each. `context` is given within a transaction, that a failing
+    Parse would end: a statement of any other is left out.
+    """
+    messages = [build.close(b"S", statement.server_name) for statement in server.named]
+    messages = [b"".join(messages)] if messages else []
+    server.named.clear()
+    client.own = True
+    for name, shared in client.named.items():
+        client.named[name] = own = shared.named(name)
+        if context is None or context == own.context:
+            server.named[own] = None
+            messages.append(own.parse(name))
+    return messages
 
 
 class Pending:
@@ -335,13 +362,16 @@ class Compiler:
             self._texts[b""] = statement
             raw = op.raw if statement.sql == op.sql else build.parse(b"", statement.sql, statement.oids)
             return front + raw, [*pending, Pending(Step.PARSE, b"", statement)]
-        if op.name in self._client.sql and not self._dropped:
+        known = self.lookup(op.name)
+        if (op.name in self._client.sql and not self._dropped) or (known is not None and self._client.own):
             return op.raw, [Pending(Step.PARSE)]
-        if self.lookup(op.name) is not None:
+        if known is not None:
             # The client has this name: PostgreSQL refuses (42P05, or 42601 first). It must do so in
             # its own words, so the name itself is put there for it to stumble over.
             self.squatters.append(op.name)
             return build.parse(op.name, b"") + op.raw, [Pending(Step.PARSE_HIDDEN), Pending(Step.PARSE)]
+        if self._client.own:
+            statement = statement.named(op.name)
         self._texts[op.name] = statement
         self.used.add(statement)
         raw = build.parse(statement.server_name, statement.sql, statement.oids)
@@ -486,6 +516,8 @@ class Compiler:
         if not op.name or statement is None:
             # Unknown here: it may be one made by SQL PREPARE on the server that the client is pinned to.
             return op.raw, [Pending(Step.CLOSE, op.name)]
+        if self._client.own:
+            return op.raw, [Pending(Step.CLOSE, op.name, statement)]
         if self.quiet:
             return b"", [Pending(Step.CLOSE_MADE, op.name)]
         return build.close(b"S", b"\1no such statement"), [Pending(Step.CLOSE, op.name)]

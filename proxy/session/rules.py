@@ -22,6 +22,8 @@ PIN_LOAD = "load"
 PIN_UNKNOWN = "unknown"
 PIN_SEQUENCE = "sequence"
 """It reads currval() or lastval(): only its own server knows them. Until DISCARD SEQUENCES or ALL."""
+PIN_NAMES = "names"
+"""It has listed its prepared statements: they are on its server under its own names. Until DISCARD ALL."""
 PIN_SESSION = "session"
 """Session pooling: tied until the client goes."""
 NO_PINS: frozenset[str] = frozenset()

@@ -155,11 +155,14 @@ RUNS_SQL = names(
 SESSION_STATE = names(
     """
     current_query current_setting pg_backend_pid pg_cursor pg_is_other_temp_schema pg_listening_channels
-    pg_my_temp_schema pg_prepared_statement pg_show_all_settings pg_sleep pg_sleep_for pg_sleep_until
+    pg_my_temp_schema pg_show_all_settings pg_sleep pg_sleep_for pg_sleep_until
     pg_trigger_depth set_config setseed
     """
 )
 """Read or change the state of one server session, or hold it for a time."""
+
+PREPARED_STATEMENTS = names("pg_prepared_statement")
+"""Lists what the session has prepared."""
 
 ACTS = names(
     """

@@ -57,6 +57,8 @@ class Effect(IntFlag):
     """LOAD, or anything else that ties the client to the server for good."""
     LOCAL = 4096
     """Changes until the end of the transaction what a Parse finds (SET LOCAL search_path ...). Nothing is left."""
+    OWN_NAMES = 8192
+    """Lists prepared statements: they must be the client's own, under the client's own names."""
 
 
 _NOT_PARSED = names(

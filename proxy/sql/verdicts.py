@@ -213,6 +213,8 @@ def _weigh_uses(verdict: Verdict, seen: Survey) -> None:
             verdict.at_least(Class.SESSION, "temp")
         elif (name.startswith(_NODE_RELATION_PREFIXES) and name not in _SHARED_STATISTICS) or name in _NODE_RELATIONS:
             verdict.at_least(Class.SESSION, "node_state")
+            if name == "pg_prepared_statements":
+                verdict.effects |= Effect.OWN_NAMES
         elif name.endswith("_seq"):
             verdict.at_least(Class.SESSION, "sequence")
     if seen.columns & _SEQUENCE_COLUMNS:
@@ -280,6 +282,7 @@ _UNSAFE: dict[str, tuple[Class, str, Effect]] = {
         (builtins.LARGE_OBJECTS, Class.WRITE, "large_object", Effect.NONE),
         (builtins.RUNS_SQL, Class.WRITE, "runs_sql", Effect.UNKNOWN_CODE),
         (builtins.SESSION_STATE, Class.SESSION, "session_state", Effect.NONE),
+        (builtins.PREPARED_STATEMENTS, Class.SESSION, "session_state", Effect.OWN_NAMES),
         (builtins.ACTS, Class.WRITE, "acts", Effect.NONE),
         (builtins.TIES, Class.WRITE, "acts", Effect.LOAD),
         (builtins.NODE_STATE, Class.SESSION, "node_state", Effect.NONE),

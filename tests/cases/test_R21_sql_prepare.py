@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.rawpg import B, E, P, Q, S
+from ..support.rawpg import B, C, E, P, Q, S
 from ..support.target import Target
 
 
@@ -52,13 +52,59 @@ def test_shared_with_the_protocols_names(target: Target) -> None:
     assert one.ask(P("sp", "SELECT 9"), S) == "E[42P05] ZI"
 
 
-def test_pg_prepared_statements_shows_ones_own_names(target: Target) -> None:
-    one, two = target.client(pool=1), target.client(pool=1)
+LIST = "SELECT name, statement, from_sql FROM pg_prepared_statements ORDER BY name"
+LISTED = "T[name,statement,from_sql] "
+
+
+def test_pg_prepared_statements_shows_ones_own(target: Target) -> None:
+    one, two = target.client(pool=2), target.client(pool=2)
+    assert two.ask(P("theirs", "SELECT 2"), B("", "theirs"), E(), S) == "1 2 D[2] C[SELECT 1] ZI"
+    assert one.query(LIST) == LISTED + "C[SELECT 0] ZI"
     assert one.ask(P("mine", "SELECT 1"), S) == "1 ZI"
-    assert two.ask(P("theirs", "SELECT 2"), S) == "1 ZI"
-    target.compare = False
     assert one.query("EXECUTE theirs") == "E[26000] ZI"
+    mine = "D[mine,SELECT 1,f] "
+    assert one.query(LIST) == LISTED + mine + "C[SELECT 1] ZI"
+    assert one.ask(P("mine", "SELECT 3"), S) == "E[42P05] ZI"
+    one.run("PREPARE plain AS SELECT 4")
+    assert one.query(LIST) == LISTED + mine + "D[plain,PREPARE plain AS SELECT 4,t] C[SELECT 2] ZI"
     assert one.query("EXECUTE mine") == "T[?column?] D[1] C[SELECT 1] ZI"
+    assert one.ask(C("S", "mine"), S) == "3 ZI"
+    assert one.ask(P("list", LIST), B("", "list"), E(), S) == (
+        f"1 2 D[list,{LIST},f] D[plain,PREPARE plain AS SELECT 4,t] C[SELECT 2] ZI"
+    )
+    one.run("DEALLOCATE plain", "DEALLOCATE list", "PREPARE theirs AS SELECT 5")
+    assert one.query(LIST) == LISTED + "D[theirs,PREPARE theirs AS SELECT 5,t] C[SELECT 1] ZI"
+    one.run("DISCARD ALL")
+    assert one.query(LIST) == LISTED + "C[SELECT 0] ZI"
+    assert two.ask(B("", "theirs"), E(), S) == "2 D[2] C[SELECT 1] ZI"
+
+
+def test_what_was_prepared_before_is_listed(target: Target) -> None:
+    one, two = target.client(pool=2), target.client(pool=2)
+    for client, number in ((one, 1), (two, 2)):
+        # The same name for two texts, and two names for the same text.
+        assert client.ask(P("a", f"SELECT {number}"), P("b", "SELECT $1::int"), P("c", "SELECT $1::int"), S) == (
+            "1 1 1 ZI"
+        )
+    both = "D[b,SELECT $1::int,f] D[c,SELECT $1::int,f] "
+    one.run("BEGIN")
+    assert one.query(LIST) == LISTED + "D[a,SELECT 1,f] " + both + "C[SELECT 3] ZT"
+    assert two.query(LIST) == LISTED + "D[a,SELECT 2,f] " + both + "C[SELECT 3] ZI"
+    assert one.query("SELECT 1/0; " + LIST) == "E[22012] ZE"
+    one.run("ROLLBACK")
+    assert one.ask(B("", "a"), E(), S) == "2 D[1] C[SELECT 1] ZI"
+    assert one.ask(C("S", "b"), P("b", "SELECT 7"), B("", "b"), E(), S) == "3 1 2 D[7] C[SELECT 1] ZI"
+    assert one.query("EXECUTE c(8)") == "T[int4] D[8] C[SELECT 1] ZI"
+
+
+def test_a_pipeline_that_lists_and_prepares(target: Target) -> None:
+    one, two = target.client(pool=1), target.client(pool=2)
+    count = "SELECT count(*) FROM pg_prepared_statements"
+    assert two.ask(P("x", "SELECT 1"), S) == "1 ZI"
+    steps = (P("", count), B(), E())
+    assert one.ask(*steps, P("x", "SELECT 2"), *steps, S, *steps, S, times=2) == (
+        "1 2 D[0] C[SELECT 1] 1 1 2 D[1] C[SELECT 1] ZI 1 2 D[1] C[SELECT 1] ZI"
+    )
 
 
 @pytest.mark.parametrize("sql", ["EXECUTE nope", "EXECUTE nope(1)", "DEALLOCATE nope"])
