@@ -25,9 +25,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 COMPILED = (
     "proxy/clock.py",
     "proxy/wire/scan.py",
+    "proxy/sql/model.py",
     "proxy/sql/cache.py",
     "proxy/sql/lexical.py",
     "proxy/sql/classify.py",
+    "proxy/routing/router.py",
     "proxy/session/prepared.py",
     "proxy/pool/state.py",
     "proxy/dataplane/unit.py",

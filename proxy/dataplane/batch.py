@@ -316,7 +316,7 @@ class Batches:
         if head is None or server is None:
             return
         self.write_out()
-        if head.steps is not None and head.at >= len(head.steps) and server.owed[0] is head:
+        if head.steps is not None and head.at >= len(head.steps) and server.owed.head is head:
             self.settled(head)
         else:
             server.transport.write(build.FLUSH)

@@ -26,12 +26,12 @@ from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
 from ..wire.codes import FAILED, IDLE
 from ..wire.frontend import BATCH_LIMIT, Op
-from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, scan_batch
+from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, bound_name, is_query, scan_batch
 from .audit import Audit
 from .batch import Batches
 from .rerun import Rerun
-from .server import Owed, Server, Sink
-from .unit import CALL, DDL, EMPTY, TOO_LONG, Kind, Unit, split_batch
+from .server import NODE_VIEW, Owed, Server, Sink
+from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
 
 if TYPE_CHECKING:
     from .authenticate import LoggedIn
@@ -176,16 +176,20 @@ class Client(Sink):
         if not self._gate:
             kind = data[0]
             if kind == 0x51:
-                whole = int.from_bytes(data[1:5], "big") == len(data) - 1 and data[-1] == 0
-                if whole and self._at_once(_QUERY, data, self._classifier.classify(data[5:-1])):
+                if is_query(data) and self._at_once(_QUERY, data, self._classifier.classify(data[5:-1])):
                     return
             elif kind == 0x50 or kind == 0x42:
                 form = scan_batch(data)
                 if form == _PLAIN:
-                    if self._at_once(form, data, self._classifier.classify(data[6 : data.find(b"\0", 6)])):
+                    last = self.names.unnamed
+                    if last is not None and data.startswith(last.unnamed):
+                        classification = last.classification  # the same text again
+                    else:
+                        classification = self._classifier.classify(data[6 : data.find(b"\0", 6)])
+                    if self._at_once(form, data, classification):
                         return
                 elif form == _NAMED:
-                    statement = self.names.named.get(data[6 : data.find(b"\0", 6)])
+                    statement = self.names.named.get(bound_name(data))
                     if statement is not None and self._at_once(form, data, statement.classification):
                         return
         self._slow(data)
@@ -193,7 +197,7 @@ class Client(Sink):
     def _at_once(self, form: int, data: bytes, classification: Classification) -> bool:
         """Send a usual unit as it came, or let it wait for a server as it is (`_early`). False when it
         needs more than that; the general way then takes it."""
-        if not classification.plain or not self._readable or classification.reason in DDL:
+        if not classification.quick or not self._readable:
             return False
         server = self.server
         if server is not None:
@@ -244,31 +248,32 @@ class Client(Sink):
         """Put a usual unit on a linked server. False when a named statement is not there."""
         names = self.names
         if form == _NAMED:
-            end = data.find(b"\0", 6)
-            statement = names.named[data[6:end]]
+            own = bound_name(data)
+            statement = names.named[own]
             if statement not in server.statements.named:
                 return False
             name = statement.server_name
-            length = int.from_bytes(data[1:5], "big") + len(name) - (end - 6)
+            length = int.from_bytes(data[1:5], "big") + len(name) - len(own)
             self.rerun.raw = data
-            data = b"".join((b"B", length.to_bytes(4, "big"), b"\0", name, data[end:]))
+            data = b"".join((b"B", length.to_bytes(4, "big"), b"\0", name, data[6 + len(own) :]))
         else:
             if form == _QUERY:
                 server.statements.unnamed = names.unnamed = None
             else:
-                end = data.find(b"\0", 6)
-                oids = data[end + 1 : 1 + int.from_bytes(data[1:5], "big")]
-                sql = data[6:end]
                 context = self.meaning()
                 last = names.unnamed
-                if last is None or last.sql != sql or last.oids != oids or last.context != context:
-                    last = self.worker.statements.intern(sql, oids, context, classification)
-                server.statements.unnamed = names.unnamed = last
+                if last is None or last.context != context or not data.startswith(last.unnamed):
+                    parse = data[: 1 + int.from_bytes(data[1:5], "big")]
+                    end = parse.find(b"\0", 6)
+                    last = self.worker.statements.intern(parse[6:end], parse[end + 1 :], context, classification)
+                    last.unnamed = parse
+                    names.unnamed = last
+                server.statements.unnamed = last
         owed = self._usual
         if owed is None:
             owed = self._usual = Owed(self, plain=True)
         owed.extended = form == _NAMED
-        owed.wrote = classification.cls is Class.WRITE
+        owed.wrote = classification.writes
         owed.started = owed.failed = False
         server.owed.append(owed)
         server.transport.write(data)
@@ -719,6 +724,11 @@ class Client(Sink):
             self._resume()
             return
         server.state = self.state
+        if server.pool.is_primary():
+            # Without its settings the server may have gone back to other defaults than the client was told.
+            for name, value in server.parameters.items():
+                if name not in NODE_VIEW and self._told(name, value):
+                    server.pool.welcomes.clear()
         if unit is not None:
             self.transmit(server, unit)
         self._resume()
@@ -876,6 +886,21 @@ class Client(Sink):
             self._reread()
         self.audit.note_parameter(name)
         return value
+
+    def default_changed(self, name: str, before: str, value: str) -> None:
+        """The nodes' default of a reported parameter is another one. (A linked server tells of it itself.)"""
+        own = name.lower() in (setting.lower() for setting in self.state.values)
+        if not own and self.server is None and self.shown.get(name) == before:
+            self._told(name, value)
+
+    def _told(self, name: str, value: str) -> bool:
+        """A reported parameter has this value now; the client hears of it if it had another one."""
+        if not self.ready or self.shown.get(name) == value:
+            return False
+        self.shown = {**self.shown, name: value}
+        self._reread()
+        self.write(build.parameter_status(name, value))
+        return True
 
     def _asked_for(self, name: str) -> bool:
         """Whether the client's startup set this reported parameter."""
@@ -1075,7 +1100,7 @@ class Client(Sink):
                 self.waiting_in.leave(self)
             self.worker.unhold(self)
             self.refused(TridentError("canceling statement due to user request", sqlstate="57014"))
-        elif self.server is not None and self.server.owed and self.server.owed[0].sink is self:
+        elif self.server is not None and (head := self.server.owed.head) is not None and head.sink is self:
             self.server.pool.cancel(self.server)
 
     def fail(self, error: TridentError) -> None:

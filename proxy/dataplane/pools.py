@@ -58,6 +58,7 @@ class ServerPool:
         self.retry_at = 0.0
         self._retry = 0.0
         self.last_error: TridentError | None = None
+        self.reserve = pools.worker.config.pool.reserve
         self.reserve_used = False
         self.oversize = False
         """There may be more servers than the limit allows, after that was lowered."""
@@ -81,7 +82,8 @@ class ServerPool:
             self.counters.queue_full += 1
             return False
         self.counters.waits += 1
-        self.open_more()
+        if self.state.size < self.size or self.reserve:
+            self.open_more()
         return True
 
     def likely_server(self) -> Server | None:
@@ -217,7 +219,7 @@ class ServerPool:
             return
         left = server.disown(client)
         if copy_in:
-            extended = bool(server.owed) and server.owed[0].extended
+            extended = server.owed.head is not None and server.owed.head.extended
             server.transport.write(build.copy_fail("client connection lost") + (build.SYNC if extended else b""))
         elif open_batch:
             # PostgreSQL rolls an unfinished batch back when its client goes; a Sync alone would commit it.
@@ -280,13 +282,13 @@ class ServerPool:
         return self.node == self.pools.worker.snapshot.primary
 
     def _reserve(self) -> int:
-        settings = self.pools.worker.config.pool
-        if not settings.reserve:
+        if not self.reserve:
             return 0
         oldest = self.state.oldest_wait()
-        if oldest is not None and self.pools.worker.clock.now() - oldest >= settings.reserve_timeout:
+        patience = self.pools.worker.config.pool.reserve_timeout
+        if oldest is not None and self.pools.worker.clock.now() - oldest >= patience:
             self.reserve_used = True
-        return settings.reserve if self.reserve_used else 0
+        return self.reserve if self.reserve_used else 0
 
     def open_more(self) -> None:
         """Dial as many servers as waiters need and limits allow."""
@@ -407,6 +409,16 @@ class ServerPool:
             self.pools.primary_view = {name: shown[name] for name in NODE_VIEW if name in shown}
             self.pools.primary_view.pop("is_superuser", None)
         return shown
+
+    def default_changed(self, name: str, before: str, value: str) -> None:
+        """A free server tells of another value that no client set: its node was reloaded. PostgreSQL tells idle
+        sessions at once, so clients that have the old value hear of it."""
+        self.welcomes.clear()
+        if not self.is_primary():
+            return
+        for client in list(self.pools.worker.clients.values()):
+            if client.settings.dbname == self.database and client.settings.user == self.user:
+                client.default_changed(name, before, value)
 
     def welcomes_add(self, state: State, parameters: dict[str, str]) -> None:
         """Remember what a login with these settings is told."""
@@ -733,6 +745,7 @@ class Pools:
             pool.size = settings.pool_size
             pool.state.limit = self.permits(pool.key, pool.size)
             pool.state.max_waiting = config.pool.max_waiting
+            pool.reserve = config.pool.reserve
             self._shrink(pool)
 
     def close_all(self) -> None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-from ..sql.model import Class, Classification, Effect
+from ..sql.model import DDL, Class, Classification, Effect
 from ..wire import frontend
 from ..wire.frontend import Op
 
 _STRENGTH = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
 _UNSEEN = Effect.UNKNOWN_CODE | Effect.SET_ANY
 
-DDL = frozenset(("ddl", "select_into"))
-"""Reasons of classifications that may change what names mean, but for these kinds."""
 _NO_DDL = frozenset(("analyze", "comment", "grant", "revoke", "truncate", "vacuum", "cluster", "reindex"))
+"""Kinds that change no meaning of a name, whatever their reason."""
 _DDL_WORDS = re.compile(
     rb"\b(?:create(?!\s+(?:local\s+)?temp)|alter|drop|(?<!insert\s)(?<!merge\s)into(?!\s+(?:local\s+)?temp))\b",
     re.IGNORECASE,

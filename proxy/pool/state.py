@@ -7,6 +7,7 @@ Idle servers are kept last in, first out, so that surplus ones grow old and are 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -28,7 +29,7 @@ class Pool(Generic[S, W]):
         self.idle: dict[S, None] = {}
         self.taken: dict[S, None] = {}
         self.opening = 0
-        self.waiting: dict[W, float] = {}
+        self.waiting: OrderedDict[W, float] = OrderedDict()  # a dict's first entry takes long to find
 
     @property
     def size(self) -> int:
@@ -63,8 +64,7 @@ class Pool(Generic[S, W]):
     def give(self, server: S) -> W | None:
         """A taken (or newly opened) server is free: the first waiter gets it, else it is idle."""
         if self.waiting:
-            waiter = next(iter(self.waiting))
-            del self.waiting[waiter]
+            waiter, _ = self.waiting.popitem(last=False)
             self.taken[server] = None
             return waiter
         self.taken.pop(server, None)

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from mypy_extensions import mypyc_attr
 
-from ..sql.model import Classification, Effect
+from ..sql.model import Class, Classification, Effect
 from ..wire import build, frontend, parse
 from ..wire.frontend import Op
 from . import rules
@@ -62,6 +62,7 @@ class Statement:
 
     Attributes:
         oids: parameter types as clients give them.
+        unnamed: the Parse message by which clients gave it to the unnamed statement, once one has.
         types: parameter types as PostgreSQL told them, once it has; a repeated Parse may infer no others.
         columns: the shape of its result, once that was told.
         context: what else its meaning depends on (`Statements.intern`); elsewhere it is never parsed.
@@ -80,6 +81,7 @@ class Statement:
         "server_name",
         "sql",
         "types",
+        "unnamed",
     )
 
     def __init__(
@@ -87,6 +89,7 @@ class Statement:
     ) -> None:
         self.sql = sql
         self.oids = self.types = oids
+        self.unnamed = b"\0"
         self.context = context
         self.server_name = server_name
         self.classification = classification
@@ -110,6 +113,10 @@ class Statement:
         if types is not None:
             self.types = types
         self.columns = parse.row_shape(row)
+
+
+ANOTHERS = Statement(b"", b"", "", OUTDATED, Classification(Class.WRITE, "unknown"))
+"""Stands for an unnamed statement that a server may have from a client that has gone."""
 
 
 class Statements:
@@ -234,10 +241,20 @@ MADE = {Step.PARSE_MADE: build.PARSE_COMPLETE, Step.CLOSE_MADE: build.CLOSE_COMP
 class Compiler:
     """Writes one batch for one server, message by message.
 
-    `context` is that of what the client parses now, `apart` of what it parses behind something that changes
-    that. `quiet` says that nothing is in flight on the server and
-    its transaction has not failed; only then may a reply be made up (a failed transaction refuses Parse, and
-    we would not know).
+    What becomes of a name that a Bind, a Describe or an EXECUTE uses:
+
+        the server       what the text      its result,          written
+        has it           means now          as it is read now
+        yes              -                  -                    the server's name for it
+        no               the same           -                    a Parse in front
+        no               something else     not known            `question`: a Parse and a Describe; it waits
+        no               something else     as the client knows  a Parse of the text as it is read now in front;
+                                                                 the name stands for that from now on
+        no               something else     another              OUTDATED, for PostgreSQL's own error (0A000)
+
+    "The same" is `Statement.context` equal to `context`, or to `apart` behind something in this batch that changes
+    what is parsed (`Op.moved`). `quiet` says that nothing is in flight on the server and its transaction has not
+    failed; only then may a reply be made up (a failed transaction refuses Parse, and we would not know).
     """
 
     __slots__ = (

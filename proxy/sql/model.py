@@ -82,6 +82,10 @@ def is_parsed_by(setting: str) -> bool:
     return not ("." in setting or setting in _NOT_PARSED or setting.startswith(_NOT_PARSED_EITHER))
 
 
+DDL = frozenset(("ddl", "select_into"))
+"""Reasons of what may change the meaning of names (and of some that don't: COMMENT, VACUUM ...)."""
+
+
 class Classification:
     """`classify(sql)` returns one of these; the object for one text is shared, so never change it.
 
@@ -102,6 +106,9 @@ class Classification:
         read_only_transaction: BEGIN ... READ ONLY and isolation level is not serializable.
         fragile: uses something that can't run on a columnar node (casts to reg*, catalogs ...).
         retyped: a result column's type may differ on a columnar node (sum, avg, a quotient ...).
+        plain: one statement without effects, whose answer can be passed on unread.
+        quick: plain, and no DDL: it may go the fast way.
+        writes: whether its class is write.
     """
 
     __slots__ = (
@@ -113,6 +120,7 @@ class Classification:
         "name",
         "name_span",
         "plain",
+        "quick",
         "read_only_transaction",
         "reason",
         "resets",
@@ -120,6 +128,7 @@ class Classification:
         "settings",
         "starts_transaction",
         "statements",
+        "writes",
     )
 
     def __init__(
@@ -155,7 +164,8 @@ class Classification:
         self.fragile = fragile
         self.retyped = retyped
         self.plain = not effects and statements == 1 and kind not in ("copy", "execute", "prepare", "deallocate")
-        """One statement without effects, whose answer can be passed on unread."""
+        self.quick = self.plain and reason not in DDL
+        self.writes = cls is Class.WRITE
 
     def __repr__(self) -> str:
         return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

@@ -129,6 +129,26 @@ class ReplyWalker:
         return i
 
 
+def is_query(data: bytes) -> bool:
+    """Whether a chunk that starts with Q is exactly one whole Query."""
+    n: i64 = len(data)
+    if n < 6:
+        return False
+    b1: i64 = data[1]
+    b2: i64 = data[2]
+    b3: i64 = data[3]
+    b4: i64 = data[4]
+    return ((b1 << 24) | (b2 << 16) | (b3 << 8) | b4) == n - 1 and data[n - 1] == 0
+
+
+def bound_name(data: bytes) -> bytes:
+    """The statement's name in a Bind to the unnamed portal (`scan_batch` has looked at the rest)."""
+    i: i64 = 6
+    while data[i] != 0:
+        i += 1
+    return data[6:i]
+
+
 # What `scan_batch` says of an extended batch.
 B_SYNC: Final = 1
 B_PLAIN: Final = 2

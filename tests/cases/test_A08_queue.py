@@ -49,8 +49,7 @@ class Load:
 
     def finish(self) -> None:
         for client in self._steps:
-            client.until()
-            client.close()
+            client.close()  # some are within a transaction, for whose end the others would wait
         self._selector.close()
 
 

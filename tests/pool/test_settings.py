@@ -286,7 +286,6 @@ def test_units_for_several_nodes_in_one_write(serve: Serve) -> None:
     assert one.value("SELECT count(*) FROM trail") == "15"
 
 
-@pytest.mark.xfail(reason="what a node tells its idle sessions is not passed on yet")
 def test_a_reload_that_changes_a_reported_setting(service: Service, fleet: Fleet) -> None:
     """PostgreSQL tells its sessions of it while they are idle; a client hears of it at its next statement."""
     one, two = service.client(pool=1), service.client(pool=1)
