@@ -70,6 +70,11 @@ class Batches:
         """Whether a Sync is still to come."""
         return bool(self.ops) or self.open is not None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for an answer before anything more is read."""
+        return bool(self.held_back or self.rest)
+
     # ---- messages in
 
     def add(self, raw: bytes) -> None:

@@ -47,6 +47,9 @@ MAX_HELD_MESSAGE = 16 * 1024 * 1024
 is what comes behind an open batch; those have a bound of their own."""
 
 
+_NO_PARTS: list[bytes] = []
+"""Shared by all clients that gather no long message; never changed."""
+
 MAX_COMMAND = 1024
 """Bytes of a text that are looked at for a database's name."""
 _NAMES = Effect.DISCARD | Effect.PREPARE
@@ -94,10 +97,10 @@ class Client(Sink):
         self._input = b""
         self._gate = True
         """Something keeps the fast path away: input left over, a unit parked, a batch begun ..."""
-        self._parts: list[bytes] = []
+        self._parts = _NO_PARTS
         self._need = 0
         self._stream = 0
-        self.batches = Batches(self)
+        self._batches: Batches | None = None
         self._parked: Unit | None = None
         self._busy = False
         """A question of our own is under way on the linked server; nothing else may be sent."""
@@ -140,6 +143,13 @@ class Client(Sink):
         self._early_form = 0
         self._early_class = EMPTY
         self._stream_sink = False
+
+    @property
+    def batches(self) -> Batches:
+        """Made when first needed: of many idle clients few have sent a batch."""
+        if self._batches is None:
+            self._batches = Batches(self)
+        return self._batches
 
     # ------------------------------------------------------------------ login
 
@@ -289,7 +299,7 @@ class Client(Sink):
             if self._need > 0:
                 return
             data = b"".join(self._parts)
-            self._parts.clear()
+            self._parts = _NO_PARTS
             self._need = 0
             self._input = data
         elif self._input:
@@ -309,8 +319,7 @@ class Client(Sink):
             or self._parked is not None
             or self._busy
             or self.barrier
-            or self.batches.held_back
-            or self.batches.rest
+            or (self._batches is not None and self._batches.waits)
             or self.closed
             or not self.ready
         )
@@ -362,7 +371,8 @@ class Client(Sink):
         if self._need:
             self._parts = [self._input]
             self._input = b""
-        self.batches.write_out()
+        if self._batches is not None:
+            self._batches.write_out()
         self._settle_gate()
 
     def _settle_gate(self) -> None:
@@ -370,7 +380,7 @@ class Client(Sink):
             self._input
             or self._need
             or self._stream
-            or self.batches.begun
+            or (self._batches is not None and self._batches.begun)
             or self._skipping
             or self._copy_in
             or self._resync
@@ -402,8 +412,8 @@ class Client(Sink):
             self._go_on()
 
     def _go_on(self) -> None:
-        batches = self.batches
-        if batches.held_back and batches.open is not None and not batches.failed:
+        batches = self._batches
+        if batches is not None and batches.held_back and batches.open is not None and not batches.failed:
             batches.hold_back(batches.held_back)
         if self._input:
             self._pump()
@@ -725,8 +735,8 @@ class Client(Sink):
             return
         server.state = self.state
         if server.pool.is_primary():
-            # Without its settings the server may have gone back to other defaults than the client was told.
-            for name, value in server.parameters.items():
+            # What the server went back to may be another default than the client was told.
+            for name, value in server.reported.items():
                 if name not in NODE_VIEW and self._told(name, value):
                     server.pool.welcomes.clear()
         if unit is not None:
@@ -986,7 +996,7 @@ class Client(Sink):
                 )
             )
             return
-        if self._parked is not None or self._input or self.batches.held_back:
+        if self._parked is not None or self._input or (self._batches is not None and self._batches.held_back):
             self._resume()
         elif self._gate:
             self._settle_gate()
@@ -1013,7 +1023,7 @@ class Client(Sink):
 
     def settled(self, server: Server) -> bool:
         """Whether nothing of this client's is under way on its server."""
-        return not server.owed and self.batches.open is None
+        return not server.owed and (self._batches is None or self._batches.open is None)
 
     def _loose(self) -> bool:
         """Whether nothing ties this client to a server between its units."""
@@ -1052,7 +1062,8 @@ class Client(Sink):
     @property
     def idle(self) -> bool:
         """Between transactions: it can be ended without losing any work."""
-        return self.server is None and self._parked is None and not self.batches.ops and not self._early
+        begun = self._batches is not None and self._batches.begun
+        return self.server is None and self._parked is None and not begun and not self._early
 
     @property
     def wants_read(self) -> bool:
@@ -1184,13 +1195,14 @@ class Client(Sink):
                 self,
                 dirty=bool(self.pins or self.audit.touched & ~Effect.LOCAL),
                 ruined=bool(self.pins & {rules.PIN_UNKNOWN, rules.PIN_LOAD}) or self.audit.untracked,
-                open_batch=self.batches.open is not None or self._resync,
+                open_batch=(self._batches is not None and self._batches.open is not None) or self._resync,
                 copy_in=self._copy_in,
                 torn=self._stream > 0,
                 cancel=abrupt,
             )
         self._parked = None
         self._input = b""
-        self._parts.clear()
-        self.batches.drop()
+        self._parts = _NO_PARTS
+        if self._batches is not None:
+            self._batches.drop()
         self.transport.close()

@@ -229,6 +229,7 @@ class Server:
         "parameters",
         "pid",
         "pool",
+        "reported",
         "retired",
         "state",
         "statements",
@@ -251,6 +252,8 @@ class Server:
         """The client that ran unseen code here: custom settings may be left that no question can list."""
         self.status = IDLE
         self.parameters: dict[str, str] = {}
+        self.reported: dict[str, str] = {}
+        """Parameters told within the answer to the proxy's last question."""
         self.at_login: dict[str, str] = {}
         """Reported parameters as they were after the login."""
         self.pid = 0
@@ -294,6 +297,7 @@ class Server:
         owed = Owed(None)
         owed.collect = True
         owed.then = then
+        self.reported = {}
         self.statements.unnamed = None
         self.send(build.query(sql), owed)
 
@@ -498,6 +502,8 @@ class Server:
                     self.pool.error_seen(self, head.error)
             elif kind == 0x53:
                 self._parameter(None, None, build.message(b"S", body))
+                name, value = parse.parameter_status(body)
+                self.reported[name] = value
             elif kind == 0x41:
                 # It came between the units of a listener, not as a part of this answer.
                 if self.owner is not None:

@@ -103,8 +103,10 @@ def test_a_setting_that_can_not_be_applied_elsewhere(service: Service) -> None:
     service.admin.run("CREATE ROLE passing")
     one = service.client(pool=2)
     one.run("SET ROLE passing")
+    home = backend(one)
     other = service.client(pool=2)
     other.run("BEGIN")
+    assert backend(other) == home
     service.admin.run("DROP ROLE passing")
     replies = one.query("SELECT current_user")
     assert replies.startswith("E["), replies

@@ -220,7 +220,7 @@ def test_what_an_idle_server_may_not_say(proxy: Proxy, fake_node: FakeNode, odd:
 @pytest.mark.parametrize(
     "said",
     [
-        pytest.param(parameter("application_name", "other"), id="parameter"),
+        pytest.param(parameter("IntervalStyle", "postgres"), id="parameter"),
         pytest.param(message("N", error("01000", severity="WARNING")[5:]), id="notice"),
         pytest.param(message("A", i32(7) + b"channel\0payload\0"), id="notification"),
     ],
