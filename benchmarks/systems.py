@@ -10,8 +10,10 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -209,6 +211,22 @@ log_min_messages = warning
         return first_line(["pgpool", "--version"])
 
 
+class Relay(Proxy):
+    """Bytes from one side to the other on uvloop, and nothing else: only run when it is asked for by name."""
+
+    name = "relay"
+    max_clients = 250  # a server each
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.relay", str(self.port), str(self.fleet.primary.port)]
+
+    def spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT)
+
+    def version(self) -> str:
+        return f"relay on uvloop {metadata.version('uvloop')}"
+
+
 class Pgtrident(Proxy):
     """One worker. `replicas` routes plain reads to two replicas, else all goes to the primary; `compiled` is
     the wheel as users get it, else the pure Python source."""
@@ -281,6 +299,7 @@ def candidates(fleet: Fleet) -> Iterator[System]:
             yield kind(fleet)
         else:
             print(f"skipping {kind.name}: it is not installed (Debian: apt-get install {kind.name}*)")
+    yield Relay(fleet)
     for replicas in (False, True):
         for compiled in (True, False):
             system = Pgtrident(fleet, replicas=replicas, compiled=compiled)

@@ -54,7 +54,7 @@ MAX_COMMAND = 1024
 """Bytes of a text that are looked at for a database's name."""
 _NAMES = Effect.DISCARD | Effect.PREPARE
 
-_OWN_NAMES = frozenset((rules.PIN_TEMP, rules.PIN_SESSION))
+_OWN_MEANING = frozenset((rules.PIN_TEMP, rules.PIN_SESSION))
 """With these its session has tables, or settings, that `Client.state` does not tell of."""
 
 _QUERY = 0
@@ -551,7 +551,7 @@ class Client(Sink):
                 self.shown.get("client_encoding", ""),
                 self.shown.get("standard_conforming_strings", ""),
                 self.settings.user,
-                f"{self.number}.{self._own}" if self._own and self.pins & _OWN_NAMES else "",
+                f"{self.number}.{self._own}" if self._own and self.pins & _OWN_MEANING else "",
                 *sorted(f"{name}={value}" for name, value in values.items() if is_parsed_by(name.lower())),
             )
         )
