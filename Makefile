@@ -19,8 +19,9 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 COMPILED := .venv-compiled/bin/python
-# A file's tests stay in one process, because those of a case are compared with each other.
-PYTEST := -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+# A file's tests stay in one process, because those of a case are compared with each other. Most of a test is waiting,
+# so there are three processes on two processors too.
+PYTEST := -m pytest -q -n 3 --dist loadfile
 SOURCES := $(shell find proxy -name '*.py')
 
 # What the tests' processes write, removed however the run ends.

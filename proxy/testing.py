@@ -9,8 +9,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from .clock import Clock
 
-class FakeClock:
+
+class FakeClock(Clock):
     """A clock that moves only when told; `now` in seconds, `boot_ns` and `wall` move along."""
 
     def __init__(self, now: float = 1000.0, wall: float = 1_700_000_000.0) -> None:

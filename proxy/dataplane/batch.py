@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ProtocolViolation
 from ..session import rules
-from ..session.prepared import NEEDED, Compiler, Statement
+from ..session.prepared import NEEDED, Compiler, Pending, Statement, Step
 from ..sql.model import Class, Classification, Effect
 from ..wire import build, frontend
 from ..wire.codes import FAILED, IDLE
@@ -378,6 +378,7 @@ def _compile(compiler: Compiler, op: Op, out: list[bytes], owed: Owed) -> None:
     assert owed.steps is not None
     if op.kind == 0:
         out.append(op.raw)
+        owed.steps.append(Pending(Step.REFUSED))
         return
     data, pending = compiler.add(op)
     if data:

@@ -361,7 +361,7 @@ class Client(Sink):
                 self._message(kind, raw)
         except ProtocolViolation as error:
             self._input = b""
-            if self.server is not None and self.server.owed and self.batches.open is None:
+            if self._is_owed():
                 self._doomed = error  # what is in flight is answered first
                 self._steer()
             else:
@@ -374,6 +374,13 @@ class Client(Sink):
         if self._batches is not None:
             self._batches.write_out()
         self._settle_gate()
+
+    def _is_owed(self) -> bool:
+        """Whether an answer is under way to this client that waits for nothing more from it."""
+        server = self.server
+        if server is None or self._copy_in or (self._batches is not None and self._batches.open is not None):
+            return False
+        return any(owed.sink is self for owed in server.owed)
 
     def _settle_gate(self) -> None:
         self._gate = bool(
@@ -928,6 +935,8 @@ class Client(Sink):
         if self._copy_ended:
             return  # its data had been sent ahead
         self._copy_in = True
+        if self._doomed is not None:
+            self.worker.loop.call_soon(self.fail, self._doomed)  # no data will come
         self._resync = owed.extended and owed.complete
         self._gate = True
         if self._awaiting_copy:
@@ -963,7 +972,7 @@ class Client(Sink):
             # Nothing unusual is going on: the server is free.
             self._release(server)
             return
-        if self._doomed is not None and not server.owed:
+        if self._doomed is not None and not self._is_owed():
             self.fail(self._doomed)
             return
         if owed.steps is not None and owed.unit is not None and owed.unit.named and self.parsing:
@@ -1015,8 +1024,9 @@ class Client(Sink):
         server.ask(sql, then)
 
     def answered(self, server: Server) -> bool:
-        """The answer is here; False when it is no longer of interest."""
+        """The answer is here; False when it is no longer of interest: this client has left its server."""
         if server.owner is not self:
+            server.pool.settled(server)
             return False
         self._busy = False
         return True

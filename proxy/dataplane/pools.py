@@ -132,24 +132,27 @@ class ServerPool:
             state.give(server)
             server.idle_since = self.pools.worker.now
             return
-        # A waiter may give it back before this returns (a greeting, a refusal): a loop, not a recursion.
-        self._free.append(server)
         if self._handing:
+            # A waiter gave it back before it was done (a greeting, a refusal): a loop, not a recursion.
+            self._free.append(server)
             return
         self._handing = True
         try:
+            self._hand_over(server)
             while self._free:
-                server = self._free.popleft()
-                since = state.oldest_wait()
-                waiter = None if server.closed else state.give(server)
-                if waiter is not None:
-                    if since is not None:
-                        self.counters.wait_us += int((self.pools.worker.clock.now() - since) * 1e6)
-                    waiter.server_granted(server)
-                else:
-                    server.idle_since = self.pools.worker.now
+                self._hand_over(self._free.popleft())
         finally:
             self._handing = False
+
+    def _hand_over(self, server: Server) -> None:
+        """To the first who waits, if anybody still does."""
+        first = None if server.closed else self.state.give(server)
+        if first is None:
+            server.idle_since = self.pools.worker.now
+            return
+        waiter, since = first
+        self.counters.wait_us += int((self.pools.worker.clock.now() - since) * 1e6)
+        waiter.server_granted(server)
 
     def _retire(self, server: Server) -> None:
         if server.retired:

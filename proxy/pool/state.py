@@ -61,12 +61,12 @@ class Pool(Generic[S, W]):
         """A waiter gives up; whether it was waiting."""
         return self.waiting.pop(waiter, None) is not None
 
-    def give(self, server: S) -> W | None:
-        """A taken (or newly opened) server is free: the first waiter gets it, else it is idle."""
+    def give(self, server: S) -> tuple[W, float] | None:
+        """A taken (or newly opened) server is free: the first waiter gets it (returned, with the time when it
+        began to wait), else it is idle."""
         if self.waiting:
-            waiter, _ = self.waiting.popitem(last=False)
             self.taken[server] = None
-            return waiter
+            return self.waiting.popitem(last=False)
         self.taken.pop(server, None)
         self.idle[server] = None
         return None

@@ -54,6 +54,8 @@ class Step(IntEnum):
     CLOSE_MADE = 9
     DESCRIBE_HIDDEN = 10
     """A question of ours: whether the statement is still what its clients were told."""
+    REFUSED = 11
+    """What the server can't read: only an error can come."""
 
 
 @mypyc_attr(native_class=False)  # compiled classes can't be referred to weakly

@@ -111,6 +111,7 @@ def test_primary_down_and_back(nodes: tuple[Server, Server], tmp_path: Path) -> 
     with start(tmp_path, {"primary": primary.port, "replica": replica.port}) as proxy:
         one, two = client(proxy), client(proxy)
         becomes(one, "INSERT INTO t VALUES (1)", ("C[INSERT",))
+        replica.wait_for_lsn(primary.lsn())
         primary.stop("immediate")
         becomes(one, "INSERT INTO t VALUES (2)", CODES)
         # Reads go on, at the latest when the replica is known to be up to date or the primary to be down.

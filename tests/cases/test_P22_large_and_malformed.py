@@ -50,6 +50,8 @@ def test_invalid_utf8(target: Target, sql: bytes) -> None:
     assert one.query("SELECT 1") == ONE
     # Names are converted as well.
     assert one.ask(message("P", b"\xff\0SELECT 1\0\0\0"), S) == "E[22021] ZI"
+    # A Query behind it is skipped like all else up to Sync.
+    assert one.ask(message("B", b"\0\xff\0\0\0\0\0\0\0"), Q("SELECT 1"), S) == "E[22021] ZI"
     assert one.query("SELECT 1") == ONE
 
 

@@ -34,7 +34,7 @@ def test_nobody_overtakes_a_waiter() -> None:
     pool = full("a")
     pool.wait("first", 0.0)
     assert pool.take() is None
-    assert pool.give("a") == "first"
+    assert pool.give("a") == ("first", 0.0)
 
 
 def test_first_come_first_served() -> None:
@@ -45,9 +45,9 @@ def test_first_come_first_served() -> None:
     assert pool.oldest_wait() == 0.0
     assert pool.leave("y")
     assert not pool.leave("y")
-    assert pool.give("a") == "x"
+    assert pool.give("a") == ("x", 0.0)
     assert pool.oldest_wait() == 2.0
-    assert pool.give("a") == "z"
+    assert pool.give("a") == ("z", 2.0)
     assert pool.oldest_wait() is None
     assert pool.give("a") is None
     assert list(pool.idle) == ["a"]
@@ -107,11 +107,12 @@ class Life(RuleBasedStateMachine):
         self.queue: list[str] = []
         self.using: dict[int, str] = {}
 
-    def _grant(self, server: int, waiter: str | None) -> None:
-        if waiter is None:
+    def _grant(self, server: int, first: tuple[str, float] | None) -> None:
+        if first is None:
             assert not self.queue
             return
-        assert waiter == self.queue.pop(0)
+        waiter, since = first
+        assert waiter == self.queue.pop(0) == f"client{since:.0f}"
         self.using[server] = waiter
 
     @rule(prefer=st.integers(0, 8))
