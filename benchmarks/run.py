@@ -89,7 +89,7 @@ def started(
     serving: list[System] = []
     broken: list[str] = []
     for system in systems:
-        if system.name not in wanted if wanted else system.name == "relay":
+        if not (system.name in wanted if wanted else system.usual):
             continue
         stack.callback(system.stop)
         try:

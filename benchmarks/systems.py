@@ -34,6 +34,8 @@ class System:
 
     name = "direct"
     proxied = False
+    usual = True
+    """Whether it is measured without being asked for by name."""
     max_clients = 250
 
     def __init__(self, fleet: Fleet) -> None:
@@ -212,9 +214,10 @@ log_min_messages = warning
 
 
 class Relay(Proxy):
-    """Bytes from one side to the other on uvloop, and nothing else: only run when it is asked for by name."""
+    """Bytes from one side to the other on uvloop, and nothing else."""
 
     name = "relay"
+    usual = False
     max_clients = 250  # a server each
 
     def command(self) -> list[str]:

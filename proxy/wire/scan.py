@@ -192,6 +192,11 @@ def scan_batch(data: bytes) -> int:
             elif step == 0:
                 if data[i + 6] == 0:
                     return 0
+                name: i64 = i + 6
+                while name < end and data[name] != 0:
+                    name += 1
+                if name == end:  # it would run on into the next message
+                    return 0
                 form = B_NAMED
             else:
                 return 0

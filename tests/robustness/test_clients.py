@@ -176,3 +176,11 @@ def test_a_node_that_does_not_read(proxy: Proxy, fake_node: FakeNode, form: str)
     gate.set()
     one.socket.settimeout(None)
     assert one.until(EOF, timeout=10)[-1].kind == EOF
+
+
+def test_a_name_that_runs_on_into_the_next_message(proxy: Proxy) -> None:
+    """A Bind whose name has no end is refused, also where name and next type together are a known name."""
+    one = client(proxy, pool=1)
+    assert one.ask(P("overlonD", "SELECT 1"), S) == "1 ZI"
+    assert one.ask(message("B", b"\0overlon"), D("P"), E(), S).endswith("E[08P01] ZI")
+    assert one.ask(B("", "overlonD"), D("P"), E(), S) == "2 T[?column?] D[1] C[SELECT 1] ZI"

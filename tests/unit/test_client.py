@@ -1,0 +1,120 @@
+"""One client on one server, both by fake transports: ends that depend on which of two things comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from proxy.config.schema import Config
+from proxy.dataplane.authenticate import LoggedIn
+from proxy.dataplane.client import Client
+from proxy.dataplane.server import Server
+from proxy.dataplane.worker import Worker
+from proxy.ipc.messages import Setup
+from proxy.testing import FakeClock, FakeTransport
+from proxy.topology.model import Health, Role
+from proxy.topology.snapshot import Address, NodeView, Snapshot
+from proxy.wire import build
+
+DONE = build.message(b"C", b"SELECT 0\0") + build.message(b"Z", b"I")
+
+
+class Pair:
+    """A client in the middle of its session and the one server of its pool."""
+
+    def __init__(self) -> None:
+        config = msgspec.convert({"nodes": {"primary": {"host": "127.0.0.1"}}}, Config)
+        node = NodeView(
+            name="primary",
+            host="127.0.0.1",
+            port=1,
+            role=Role.PRIMARY,
+            health=Health.ACTIVE,
+            addresses=(Address("127.0.0.1", 1),),  # nobody listens: a cancel ends at once
+        )
+        snapshot = Snapshot(version=1, nodes={"primary": node}, primary="primary")
+        setup = Setup(config=config, snapshot=snapshot, instance=1, workers=1, board="", console="", datagrams=[])
+        self.worker = Worker(setup, 0, FakeClock(), random.Random(1), lambda message: None)
+        login = LoggedIn(
+            user="u",
+            database="d",
+            params={},
+            replication="",
+            minor=0,
+            credentials=None,
+            peer="",
+            tls=False,
+            authenticated_by="trust",
+        )
+        self.client_end = FakeTransport()
+        settings = self.worker.settings_for("d", "u")
+        self.client = Client(self.worker, cast(asyncio.Transport, self.client_end), login, settings, 1)
+        self.pool = self.worker.pools.pool("primary", self.client)
+        self.server_end = FakeTransport()
+        self.server = Server(self.pool, self.worker.states.empty, 10)
+        self.server.transport = cast(asyncio.Transport, self.server_end)
+        self.pool.state.taken[self.server] = None
+        self.pool.give(self.server)
+        self.client.welcome()
+
+    async def tasks_ended(self) -> None:
+        while self.worker._tasks:
+            await asyncio.wait(list(self.worker._tasks))
+
+
+@pytest.fixture
+async def pair() -> Pair:
+    return Pair()
+
+
+async def test_a_cancel_that_is_quicker_than_the_answer(pair: Pair) -> None:
+    """The client leaves while a question of the proxy's own is under way: its server comes back with the answer."""
+    client, server = pair.client, pair.server
+    client.data_received(build.query("BEGIN"))
+    server.data_received(build.message(b"C", b"BEGIN\0") + build.message(b"Z", b"T"))
+    answered: list[Any] = []
+
+    def then(server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
+        answered.append(client.answered(server))
+
+    client.ask(server, "SELECT 1", then)
+    client.eof_received()
+    await pair.tasks_ended()
+    assert server not in pair.pool.state.idle
+    server.data_received(DONE)
+    assert answered == [False]
+    assert server in pair.pool.state.idle
+
+
+async def test_a_bad_message_while_only_questions_of_the_proxy_are_under_way(pair: Pair) -> None:
+    client, server = pair.client, pair.server
+    client.data_received(build.query("BEGIN"))
+    server.data_received(build.message(b"C", b"BEGIN\0") + build.message(b"Z", b"T"))
+    server.tell(build.close(b"S", b"x"))
+    client.data_received(b"\xb9\0\0\0\x04")
+    assert client.closed
+
+
+async def test_a_bad_message_behind_a_statement_waits_for_its_answer(pair: Pair) -> None:
+    client, server = pair.client, pair.server
+    client.data_received(build.query("SELECT 1") + b"\xb9\0\0\0\x04")
+    assert not client.closed
+    server.data_received(DONE)
+    assert client.closed
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_bad_message_within_a_copy(pair: Pair, when: str) -> None:
+    """No data will come, so the answer is not waited for."""
+    client, server = pair.client, pair.server
+    began = build.message(b"G", b"\0\0\0")
+    bad = b"\xb9\0\0\0\x04"
+    client.data_received(build.query("COPY t FROM STDIN"))
+    for part in (bad, began) if when == "before" else (began, bad):
+        (server if part is began else client).data_received(part)
+    await asyncio.sleep(0)
+    assert client.closed
