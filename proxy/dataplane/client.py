@@ -904,12 +904,6 @@ class Client(Sink):
         self.audit.note_parameter(name)
         return value
 
-    def default_changed(self, name: str, before: str, value: str) -> None:
-        """The nodes' default of a reported parameter is another one. (A linked server tells of it itself.)"""
-        own = name.lower() in (setting.lower() for setting in self.state.values)
-        if not own and self.server is None and self.shown.get(name) == before:
-            self._told(name, value)
-
     def _told(self, name: str, value: str) -> bool:
         """A reported parameter has this value now; the client hears of it if it had another one."""
         if not self.ready or self.shown.get(name) == value:

@@ -413,16 +413,6 @@ class ServerPool:
             self.pools.primary_view.pop("is_superuser", None)
         return shown
 
-    def default_changed(self, name: str, before: str, value: str) -> None:
-        """A free server tells of another value that no client set: its node was reloaded. PostgreSQL tells idle
-        sessions at once, so clients that have the old value hear of it."""
-        self.welcomes.clear()
-        if not self.is_primary():
-            return
-        for client in list(self.pools.worker.clients.values()):
-            if client.settings.dbname == self.database and client.settings.user == self.user:
-                client.default_changed(name, before, value)
-
     def welcomes_add(self, state: State, parameters: dict[str, str]) -> None:
         """Remember what a login with these settings is told."""
         if len(self.welcomes) >= MAX_WELCOMES:

@@ -669,12 +669,7 @@ class Server:
         out: list[bytes] = []
         for kind, body in _messages(data[pos:end], 0):
             if kind == 0x53:
-                name, value = parse.parameter_status(body)
-                before = self.parameters.get(name, "")
                 out.append(self._parameter(owner, None, build.message(b"S", body)))
-                if owner is None:
-                    self.at_login[name] = value
-                    self.pool.default_changed(name, before, value)
             elif kind == 0x45:
                 fatal = True
                 self._error(body)

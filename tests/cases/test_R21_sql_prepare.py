@@ -97,6 +97,12 @@ def test_what_was_prepared_before_is_listed(target: Target) -> None:
     assert one.query("EXECUTE c(8)") == "T[int4] D[8] C[SELECT 1] ZI"
 
 
+def test_listing_right_behind_a_parse(target: Target) -> None:
+    """What is on its way when the list is asked for is on it."""
+    one = target.client(pool=2)
+    assert one.ask(P("x", "SELECT 1"), S, Q(LIST), times=2) == f"1 ZI {LISTED}D[x,SELECT 1,f] C[SELECT 1] ZI"
+
+
 def test_a_pipeline_that_lists_and_prepares(target: Target) -> None:
     one, two = target.client(pool=1), target.client(pool=2)
     count = "SELECT count(*) FROM pg_prepared_statements"

@@ -289,7 +289,7 @@ def test_units_for_several_nodes_in_one_write(serve: Serve) -> None:
 
 
 def test_a_reload_that_changes_a_reported_setting(service: Service, fleet: Fleet) -> None:
-    """PostgreSQL tells its sessions of it while they are idle; a client hears of it at its next statement."""
+    """PostgreSQL tells a session of it with its next statement, or when its own value is taken back."""
     one, two = service.client(pool=1), service.client(pool=1)
     two.run("SET IntervalStyle = 'iso_8601'")
     assert one.status["IntervalStyle"] == "postgres"

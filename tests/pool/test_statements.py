@@ -61,6 +61,31 @@ def test_prepared_on_one_server_run_on_another(service: Service, name: str) -> N
         assert replies[1].values[1] == b"y"
 
 
+def test_the_latest_unnamed_statement_is_the_one_that_moves(service: Service) -> None:
+    """Of usual batches, which go on as they came: by text, and by what the text means."""
+    one = service.client(pool=2)
+    service.admin.run("CREATE SCHEMA left_", "CREATE SCHEMA right_")
+    service.admin.run("CREATE TABLE left_.w AS SELECT 1 AS x", "CREATE TABLE right_.w AS SELECT 'r'::text AS x")
+
+    def moved() -> str:
+        with Other(service):
+            return one.ask(B(), E(), S)
+
+    def batch(sql: str) -> str:
+        return one.ask(P("", sql), B(), E(), S)
+
+    for number in (1, 2):
+        assert batch(f"SELECT {number}") == "1 " + OK.format(number)
+    assert moved() == OK.format(2)
+    one.run("SET search_path = left_")
+    assert batch("SELECT x FROM w") == "1 " + OK.format(1)
+    assert one.ask(P("", "SELECT x FROM w"), D("S", ""), S) == "1 t[] T[x] ZI"
+    one.run("SET search_path = right_")
+    for _ in range(2):
+        assert batch("SELECT x FROM w") == "1 " + OK.format("r")
+    assert moved() == OK.format("r")
+
+
 def test_anothers_unnamed_statement_is_never_run(service: Service) -> None:
     """Two clients with unnamed statements of their own, in turns over both servers and the same one."""
     one, two = service.client(pool=2), service.client(pool=2)

@@ -1,4 +1,4 @@
-"""One client on one server, both by fake transports: ends that depend on which of two things comes first."""
+"""Clients on one server, all by fake transports: what depends on which of two things comes first."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DONE = build.message(b"C", b"SELECT 0\0") + build.message(b"Z", b"I")
 class Pair:
     """A client in the middle of its session and the one server of its pool."""
 
-    def __init__(self) -> None:
-        config = msgspec.convert({"nodes": {"primary": {"host": "127.0.0.1"}}}, Config)
+    def __init__(self, **pool: float) -> None:
+        config = msgspec.convert({"nodes": {"primary": {"host": "127.0.0.1"}}, "pool": pool}, Config)
         node = NodeView(
             name="primary",
             host="127.0.0.1",
@@ -38,7 +38,28 @@ class Pair:
         )
         snapshot = Snapshot(version=1, nodes={"primary": node}, primary="primary")
         setup = Setup(config=config, snapshot=snapshot, instance=1, workers=1, board="", console="", datagrams=[])
-        self.worker = Worker(setup, 0, FakeClock(), random.Random(1), lambda message: None)
+        self.clock = FakeClock()
+        self.worker = Worker(setup, 0, self.clock, random.Random(1), lambda message: None)
+        self.client = self._client(1)
+        self.pool = self.worker.pools.pool("primary", self.client)
+        self.server = Server(self.pool, self.worker.states.empty, 10)
+        self.server.transport = cast(asyncio.Transport, FakeTransport())
+        self.pool.state.taken[self.server] = None
+        self.pool.give(self.server)
+        self.client.welcome()
+
+    def another(self, number: int) -> Client:
+        """One more client, logged in."""
+        client = self._client(number)
+        client.welcome()
+        return client
+
+    def begin(self) -> None:
+        """The first client opens a transaction."""
+        self.client.data_received(build.query("BEGIN"))
+        self.server.data_received(build.message(b"C", b"BEGIN\0") + build.message(b"Z", b"T"))
+
+    def _client(self, number: int) -> Client:
         login = LoggedIn(
             user="u",
             database="d",
@@ -50,16 +71,8 @@ class Pair:
             tls=False,
             authenticated_by="trust",
         )
-        self.client_end = FakeTransport()
-        settings = self.worker.settings_for("d", "u")
-        self.client = Client(self.worker, cast(asyncio.Transport, self.client_end), login, settings, 1)
-        self.pool = self.worker.pools.pool("primary", self.client)
-        self.server_end = FakeTransport()
-        self.server = Server(self.pool, self.worker.states.empty, 10)
-        self.server.transport = cast(asyncio.Transport, self.server_end)
-        self.pool.state.taken[self.server] = None
-        self.pool.give(self.server)
-        self.client.welcome()
+        transport = cast(asyncio.Transport, FakeTransport())
+        return Client(self.worker, transport, login, self.worker.settings_for("d", "u"), number)
 
     async def tasks_ended(self) -> None:
         while self.worker._tasks:
@@ -74,8 +87,7 @@ async def pair() -> Pair:
 async def test_a_cancel_that_is_quicker_than_the_answer(pair: Pair) -> None:
     """The client leaves while a question of the proxy's own is under way: its server comes back with the answer."""
     client, server = pair.client, pair.server
-    client.data_received(build.query("BEGIN"))
-    server.data_received(build.message(b"C", b"BEGIN\0") + build.message(b"Z", b"T"))
+    pair.begin()
     answered: list[Any] = []
 
     def then(server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
@@ -92,8 +104,7 @@ async def test_a_cancel_that_is_quicker_than_the_answer(pair: Pair) -> None:
 
 async def test_a_bad_message_while_only_questions_of_the_proxy_are_under_way(pair: Pair) -> None:
     client, server = pair.client, pair.server
-    client.data_received(build.query("BEGIN"))
-    server.data_received(build.message(b"C", b"BEGIN\0") + build.message(b"Z", b"T"))
+    pair.begin()
     server.tell(build.close(b"S", b"x"))
     client.data_received(b"\xb9\0\0\0\x04")
     assert client.closed
@@ -107,14 +118,31 @@ async def test_a_bad_message_behind_a_statement_waits_for_its_answer(pair: Pair)
     assert client.closed
 
 
+@pytest.mark.parametrize("sql", ["COPY t FROM STDIN", "SELECT 1; COPY t FROM STDIN"])
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_bad_message_within_a_copy(pair: Pair, when: str) -> None:
+async def test_a_bad_message_within_a_copy(pair: Pair, when: str, sql: str) -> None:
     """No data will come, so the answer is not waited for."""
     client, server = pair.client, pair.server
     began = build.message(b"G", b"\0\0\0")
     bad = b"\xb9\0\0\0\x04"
-    client.data_received(build.query("COPY t FROM STDIN"))
+    client.data_received(build.query(sql))
     for part in (bad, began) if when == "before" else (began, bad):
         (server if part is began else client).data_received(part)
     await asyncio.sleep(0)
     assert client.closed
+
+
+async def test_a_waiter_has_a_server_opened_at_once(pair: Pair) -> None:
+    pair.begin()
+    pair.another(2).data_received(build.query("SELECT 1"))
+    assert pair.pool.state.opening == 1
+
+
+async def test_the_reserve_is_looked_at_when_one_more_comes() -> None:
+    pair = Pair(pool_size=1, reserve=1, reserve_timeout=5.0)
+    pair.begin()
+    pair.another(2).data_received(build.query("SELECT 1"))
+    assert pair.pool.state.opening == 0
+    pair.clock.advance(6.0)
+    pair.another(3).data_received(build.query("SELECT 1"))
+    assert pair.pool.state.opening == 1
