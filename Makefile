@@ -39,7 +39,7 @@ test: .venv/.ready build/compiled/.ready
 
 # What users get is compiled: the unit tests that import wire/, and a choice of those through a proxy, are run on the
 # compiled build too (`make test-full` runs all). They run from a copy: here the pure package would be found first.
-ON_COMPILED := tests/robustness/test_fuzz.py tests/pool/test_statements.py tests/cases/test_P01_statement_names.py
+ON_COMPILED := tests/robustness/test_fuzz.py tests/robustness/test_clients.py tests/pool/test_statements.py tests/cases/test_P01_statement_names.py
 
 test-compiled: build/compiled/.ready
 	@echo "a choice of the tests on the compiled build"

@@ -340,7 +340,7 @@ class Batches:
         raw, self.held_back = self.held_back, b""
         if self._ended and self._compiler is not None and owed.unit is not None:
             raw = _renamed(self._compiler, owed.unit)
-        self._join(client.classify(raw[5:-1]) if raw[0] == frontend.QUERY else CALL)
+        self._join(client.classify(frontend.query_text(raw)) if raw[0] == frontend.QUERY else CALL)
         self._end()
         owed.complete = True
         owed.extended = False
@@ -392,7 +392,7 @@ def _renamed(compiler: Compiler, unit: Unit) -> bytes:
     statement = compiler.needed(classification.name.encode("utf-8", "surrogateescape"))
     if statement is None or classification.name_span is None:
         return unit.raw
-    return build.query(rules.renamed(unit.raw[5:-1], classification.name_span, statement.server_name))
+    return build.query(rules.renamed(frontend.query_text(unit.raw), classification.name_span, statement.server_name))
 
 
 def _note_compiled(server: Server, compiler: Compiler, owed: Owed) -> None:

@@ -504,7 +504,7 @@ class Client(Sink):
             self.batches.hold_back(raw)
             return
         unit = Unit(Kind.QUERY, raw)
-        classification = self.classify(raw[5:-1])
+        classification = self.classify(frontend.query_text(raw))
         self.join(unit, classification)
         unit.named = bool(classification.name)
         if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
@@ -826,7 +826,9 @@ class Client(Sink):
             server.tell(build.parse(statement.server_name, b""))
             owed.squatters = [statement.server_name]
         owed.names = (name, statement)
-        return build.query(rules.renamed(unit.raw[5:-1], classification.name_span, statement.server_name))
+        return build.query(
+            rules.renamed(frontend.query_text(unit.raw), classification.name_span, statement.server_name)
+        )
 
     # ------------------------------------------------------------------ long messages
 

@@ -153,7 +153,7 @@ class Unit:
         if len(self.classified) != 1 or self.classified[0].statements != 1:
             return None
         if self.kind is Kind.QUERY:
-            return self.raw[5:-1], b"\0\0"
+            return frontend.query_text(self.raw), b"\0\0"
         for op in self.ops:
             if op.kind == frontend.PARSE:
                 return op.sql, op.oids

@@ -128,3 +128,8 @@ def _error(text: str) -> ProtocolViolation:
     error = ProtocolViolation(text)
     error.severity = "ERROR"
     return error
+
+
+def query_text(raw: bytes) -> bytes:
+    """The text of a Query. A malformed one may have none: compiled, raw[5:-1] would then raise SystemError."""
+    return raw[5:-1] if len(raw) > 5 else b""

@@ -184,3 +184,11 @@ def test_a_name_that_runs_on_into_the_next_message(proxy: Proxy) -> None:
     assert one.ask(P("overlonD", "SELECT 1"), S) == "1 ZI"
     assert one.ask(message("B", b"\0overlon"), D("P"), E(), S).endswith("E[08P01] ZI")
     assert one.ask(B("", "overlonD"), D("P"), E(), S) == "2 T[?column?] D[1] C[SELECT 1] ZI"
+
+
+@pytest.mark.parametrize("ahead", [b"", P("a", "SELECT 1")], ids=["alone", "behind a batch"])
+def test_a_query_without_a_text(proxy: Proxy, ahead: bytes) -> None:
+    one = client(proxy, pool=1)
+    assert "08P01" in show(one.send(ahead, message("Q"), S).until())
+    one.close()
+    assert client(proxy, pool=1).query("SELECT 1").endswith("ZI")

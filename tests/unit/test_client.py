@@ -146,3 +146,34 @@ async def test_the_reserve_is_looked_at_when_one_more_comes() -> None:
     pair.clock.advance(6.0)
     pair.another(3).data_received(build.query("SELECT 1"))
     assert pair.pool.state.opening == 1
+
+
+INSERT = build.query("INSERT INTO t VALUES (1)")
+INSERTED = build.message(b"C", b"INSERT 0 1\0") + build.message(b"Z", b"I")
+
+
+@pytest.mark.parametrize("cut", range(1, len(INSERTED)))
+async def test_a_write_is_noted_before_its_client_can_know(
+    pair: Pair, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next read may go through another worker."""
+    pair.client.data_received(INSERT)
+    now = pair.clock.advance(1.0)
+    told: list[bool] = []
+
+    def write(end: FakeTransport, data: bytes) -> None:
+        if b"Z" in data:
+            told.append(pair.worker.written_ns(pair.client) == int(now * 1e9))
+
+    monkeypatch.setattr(FakeTransport, "write", write)
+    pair.server.data_received(INSERTED[:cut])
+    pair.server.data_received(INSERTED[cut:])
+    assert told == [True]
+
+
+async def test_a_write_whose_client_has_gone_is_noted(pair: Pair) -> None:
+    pair.client.data_received(INSERT)
+    now = pair.clock.advance(1.0)
+    pair.client.eof_received()
+    pair.server.data_received(INSERTED)
+    assert pair.worker.written_ns(pair.client) == int(now * 1e9)
