@@ -105,11 +105,12 @@ class Client(Sink):
         self._busy = False
         """A question of our own is under way on the linked server; nothing else may be sent."""
         self.barrier = False
+        """What the unit in flight does to the session has to be known first; data for its copies may be sent."""
         self.parsing = 0
         self._skipping = False
         self._copy_in = False
-        self._copy_ended = False
-        """CopyDone or CopyFail went out since the unit in flight began."""
+        self._copies_ahead = 0
+        """Ends of copies (CopyDone, CopyFail) that went out before the server had asked for their data."""
         self._awaiting_copy = False
         """Whether the server will go into copy-in is about to be known; until then a Sync can't be read."""
         self._resync = False
@@ -318,7 +319,7 @@ class Client(Sink):
             or self._doomed is not None
             or self._parked is not None
             or self._busy
-            or self.barrier
+            or (self.barrier and not self._copy_in)
             or (self._batches is not None and self._batches.waits)
             or self.closed
             or not self.ready
@@ -407,7 +408,7 @@ class Client(Sink):
 
     def _resume(self) -> None:
         """Go on with what was parked, then with the input."""
-        if self.closed or self._busy or self.barrier:
+        if self.closed or self._busy or (self.barrier and not self._copy_in):
             return
         unit = self._parked
         if unit is not None:
@@ -440,8 +441,8 @@ class Client(Sink):
                 self.batches.write_out()
                 self.server.transport.write(raw)
                 if kind != frontend.COPY_DATA:
+                    self._copies_ahead += not self._copy_in
                     self._copy_in = False
-                    self._copy_ended = True
             return
         if self._copy_in:
             self._in_copy(kind, raw)
@@ -452,6 +453,7 @@ class Client(Sink):
             if self._resync and self.server is not None:
                 # The Sync before was eaten by copy-in; this one ends that batch.
                 self._resync = False
+                self.barrier = bool(self.audit.touched)
                 self.server.transport.write(raw)
             elif self.batches.open is not None:
                 self.batches.close()
@@ -928,7 +930,8 @@ class Client(Sink):
 
     def copy_in_began(self, owed: Owed) -> None:
         """The server wants copy data. A Sync that went out with the batch is lost on it."""
-        if self._copy_ended:
+        if self._copies_ahead:
+            self._copies_ahead -= 1
             return  # its data had been sent ahead
         self._copy_in = True
         if self._doomed is not None:
@@ -937,8 +940,8 @@ class Client(Sink):
         self._gate = True
         if self._awaiting_copy:
             self._awaiting_copy = False
-            self.barrier = False
-            self.worker.loop.call_soon(self._resume)
+            self.barrier = not owed.extended and bool(self.audit.touched)
+        self.worker.loop.call_soon(self._resume)
 
     def unit_failed(self, server: Server, owed: Owed, fields: dict[str, str], first: bool) -> bool:
         """An ErrorResponse is on its way to the client; whether it is to be passed on."""
@@ -974,7 +977,7 @@ class Client(Sink):
         if owed.steps is not None and owed.unit is not None and owed.unit.named and self.parsing:
             self.parsing -= 1
         self._copy_in = False
-        self._copy_ended = False
+        self._copies_ahead = 0
         self._awaiting_copy = False
         self._resync = False
         if owed.retry is not None:

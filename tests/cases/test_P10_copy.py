@@ -56,6 +56,31 @@ def test_batch_goes_on_behind_copy(one: Wire) -> None:
     assert one.ask(*batch) == "1 2 G C[COPY 1] 1 2 D[1] C[SELECT 1] ZI"
 
 
+@pytest.mark.parametrize("first", ["CREATE TABLE made(a int)", "SET work_mem = '1MB'", "SELECT 1"])
+def test_copies_among_statements(one: Wire, first: str) -> None:
+    """Data goes to the copies while what the other statements do to the session is still to be found out."""
+    one.run("DROP TABLE IF EXISTS made")
+    several = f"{first}; {COPY_IN}; SELECT a FROM ct; {COPY_IN}; SET extra_float_digits = 2"
+    assert one.ask(Q(several), until="G").endswith("G")
+    assert one.ask(copy_data(b"1\n"), COPY_DONE, until="G") == "C[COPY 1] T[a] D[1] C[SELECT 1] G"
+    # A Query behind the data waits for its own turn.
+    assert one.ask(copy_data(b"2\n3\n"), COPY_DONE, Q("SHOW extra_float_digits")) == "C[COPY 2] C[SET] ZI"
+    assert one.ask() == "T[extra_float_digits] D[2] C[SHOW] ZI"
+    assert one.value("SELECT count(*) FROM ct") == "3"
+
+
+@pytest.mark.parametrize("first", ["CREATE TABLE made(a int)", "SELECT 1"])
+def test_copies_among_statements_whose_data_come_early(one: Wire, first: str) -> None:
+    one.run("DROP TABLE IF EXISTS made")
+    several = f"{first}; {COPY_IN}; {COPY_IN}; SELECT count(*) FROM ct"
+    one.send(Q(several), copy_data(b"1\n"), COPY_DONE)
+    assert one.ask(copy_data(b"2\n"), COPY_DONE).endswith("G C[COPY 1] G C[COPY 1] T[count] D[2] C[SELECT 1] ZI")
+    one.send(Q(several.removeprefix(first + "; ")), copy_data(b"1\n"), COPY_DONE, copy_fail("enough"))
+    assert one.ask() == "G C[COPY 1] G E[57014] ZI"
+    assert one.query("SELECT 1") == ALIVE
+    assert one.value("SELECT count(*) FROM ct") == "2"
+
+
 def test_copy_fail(one: Wire) -> None:
     assert one.ask(Q(COPY_IN), until="G") == "G"
     assert one.ask(copy_data(b"1\n"), copy_fail("stop")) == "E[57014] ZI"
