@@ -37,16 +37,16 @@ test: .venv/.ready build/compiled/.ready
 	$(PY) $(PYTEST) -m "not full" $(ARGS)
 	$(MAKE) --no-print-directory test-compiled
 
-# What users get is compiled: the unit tests that import wire/, and a choice of those through a proxy, are run on the
-# compiled build too (`make test-full` runs all). They run from a copy: here the pure package would be found first.
-ON_COMPILED := tests/robustness/test_fuzz.py tests/robustness/test_clients.py tests/pool/test_statements.py tests/cases/test_P01_statement_names.py
+# What users get is compiled, and compiled code is stricter about types: all that goes through a proxy is run on it too,
+# each case once, and the unit tests of what is compiled. `make test-full` runs everything. They run from a copy: here the pure package would be found first.
+ON_COMPILED := tests/pool tests/cases tests/clients tests/integration tests/robustness
 
 test-compiled: build/compiled/.ready
-	@echo "a choice of the tests on the compiled build"
+	@echo "the tests through a proxy on the compiled build"
 	$(in_scratch)
 	cd build/compiled
-	../../$(COMPILED) $(PYTEST) -m "not full" -p no:cacheprovider \
-		$$(grep -lE '^(from|import) proxy\.wire' tests/unit/test_*.py) $(ON_COMPILED)
+	../../$(COMPILED) $(PYTEST) -m "not full and not varied" -p no:cacheprovider \
+		$$(grep -lE '^(from|import) proxy\.(wire|dataplane)' tests/unit/test_*.py) $(ON_COMPILED)
 
 test-full: .venv/.ready build/compiled/.ready
 	$(in_scratch)

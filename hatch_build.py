@@ -39,6 +39,7 @@ COMPILED = (
     "proxy/dataplane/rerun.py",
     "proxy/dataplane/client.py",
     "proxy/dataplane/pools.py",
+    "proxy/dataplane/waiter.py",
     "proxy/dataplane/worker.py",
     "proxy/metrics/counters.py",
 )

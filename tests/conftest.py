@@ -70,6 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         variant = parameters.get("target")
         if variant not in (CUT, SPLIT):
             continue
+        item.add_marker("varied")
         case = (item.nodeid.partition("[")[0], variant)
         if case in seen:
             item.add_marker("full")

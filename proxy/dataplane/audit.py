@@ -80,10 +80,10 @@ class Audit:
                 self._discarded(server)
                 return
             if unit.resets and not owed.failed and status != FAILED and client.startup:
-                names = client.startup if Effect.SET_ANY in unit.effects else unit.settings & client.startup.keys()
+                names = client.startup if Effect.SET_ANY in unit.effects else unit.settings.intersection(client.startup)
                 values = {name: client.startup[name] for name in names}
                 if values:
-                    self._names |= values.keys()
+                    self._names |= frozenset(values)
                     client.ask(server, rules.set_sql(values), self._put_back)
                     return
         if status == IDLE and client.settled(server):

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from ..errors import TridentError
 from ..wire import build, parse
 from .server import Owed, Server
+from .waiter import Borrower
 
 if TYPE_CHECKING:
     from .client import Client
-    from .pools import ServerPool
     from .unit import Unit
     from .worker import Worker
 
@@ -28,35 +28,6 @@ KEPT = 300.0
 DEADLINE = 2.0
 """Seconds for both descriptions; a statement that could not be described is no analytic one."""
 FIRST_USER_OID = 16384
-
-
-class Borrower:
-    """Waits for a server in a pool like a client does, and gives it back."""
-
-    def __init__(self, client: Client) -> None:
-        self.settings = client.settings
-        self._granted: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-
-    def server_granted(self, server: Server) -> None:
-        if self._granted.done():
-            server.pool.give(server)
-        else:
-            self._granted.set_result(server)
-
-    def refused(self, error: TridentError) -> None:
-        if not self._granted.done():
-            self._granted.set_exception(error)
-
-    async def take(self, pool: ServerPool) -> Server:
-        server = pool.take(self, None)  # type: ignore[arg-type]
-        if server is not None:
-            return server
-        if not pool.join(self):  # type: ignore[arg-type]
-            raise pool.full_error()
-        try:
-            return await self._granted
-        finally:
-            pool.leave(self)  # type: ignore[arg-type]
 
 
 class Capabilities:
@@ -118,9 +89,8 @@ class Capabilities:
         self, client: Client, node: str, sql: bytes, oids: bytes
     ) -> tuple[bytes, list[tuple[str, int]]] | None:
         """(parameter types in Parse's own form, result columns), or None if the node refuses."""
-        borrower = Borrower(client)
         pool = self._worker.pools.pool(node, client)
-        server = await borrower.take(pool)
+        server = await Borrower().take(pool)
         done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         owed = Owed(None, extended=True)
         owed.collect = True

@@ -32,6 +32,7 @@ from .batch import Batches
 from .rerun import Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
+from .waiter import Waiter
 
 if TYPE_CHECKING:
     from .authenticate import LoggedIn
@@ -63,7 +64,7 @@ _NAMED = B_SYNC | B_NAMED
 """Forms of a usual unit: a Query, a batch of the unnamed statement, a batch that binds a named one."""
 
 
-class Client(Sink):
+class Client(Sink, Waiter):
     """See the module. An asyncio.Protocol by its methods only: without that base mypyc can compile it."""
 
     def __init__(
@@ -605,7 +606,7 @@ class Client(Sink):
             self._hold(unit, NoNode(f"this statement waited too long ({route.reason})"))
             return
         pool = worker.pools.pool(route.node, self)
-        server = pool.take(self, self.last_server)
+        server = pool.take(self.last_server)
         if server is None:
             if not unit.since:
                 unit.since = worker.clock.now()
@@ -629,6 +630,14 @@ class Client(Sink):
         """Something changed: try again."""
         self._thaw()
         self._resume()
+
+    def has_alternative(self, node: str) -> bool:
+        return self.worker.has_alternative(self, node)
+
+    def leave_for_another(self) -> None:
+        """The wait is over: the unit is routed again."""
+        self.waiting_in = None
+        self.released_from_hold()
 
     def refused(self, error: TridentError) -> None:
         """The wait is over without a server."""

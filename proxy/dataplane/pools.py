@@ -24,6 +24,7 @@ from ..wire.codes import IDLE
 from .client import Client
 from .connect import cancel, dial, tls_mode
 from .server import NODE_VIEW, Server
+from .waiter import Waiter
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -53,7 +54,7 @@ class ServerPool:
         self.size = size
         """Limit over all workers."""
         self.counters = PoolCounters()
-        self.state: Pool[Server, Client] = Pool(pools.permits(self.key, size), pools.worker.config.pool.max_waiting)
+        self.state: Pool[Server, Waiter] = Pool(pools.permits(self.key, size), pools.worker.config.pool.max_waiting)
         self.welcomes: dict[State, dict[str, str]] = {}
         self.retry_at = 0.0
         self._retry = 0.0
@@ -68,17 +69,17 @@ class ServerPool:
 
     # ---- who gets what
 
-    def take(self, client: Client, prefer: Server | None) -> Server | None:
-        """A free server for a client, at once or never."""
+    def take(self, prefer: Server | None) -> Server | None:
+        """A free server, at once or never."""
         server = self.state.take(prefer)
         while server is not None and (server.closed or server.retired):
             self.close(server, "its node was replaced")
             server = self.state.take()
         return server
 
-    def join(self, client: Client) -> bool:
-        """A client waits here; False when the queue is full."""
-        if not self.state.wait(client, self.pools.worker.clock.now()):
+    def join(self, waiter: Waiter) -> bool:
+        """It waits here; False when the queue is full."""
+        if not self.state.wait(waiter, self.pools.worker.clock.now()):
             self.counters.queue_full += 1
             return False
         self.counters.waits += 1
@@ -105,9 +106,9 @@ class ServerPool:
         session = server.notifier if server is not None else None
         return session.pid if session is not None else pid
 
-    def leave(self, client: Client) -> None:
-        """A client no longer waits."""
-        self.state.leave(client)
+    def leave(self, waiter: Waiter) -> None:
+        """It no longer waits."""
+        self.state.leave(waiter)
 
     def full_error(self) -> NoServer:
         """What a client is told that may not even wait."""
@@ -389,16 +390,15 @@ class ServerPool:
             # The node's own verdict on this user or database: it stands for all who wait here.
             self.retry_at = 0.0
             self._retry = 0.0
-            for client in list(self.state.waiting):
-                self.state.leave(client)
-                client.refused(_copy(error))
+            for waiter in list(self.state.waiting):
+                self.state.leave(waiter)
+                waiter.refused(_copy(error))
             return
         # Another node may do: route again. Those for whom none does come back here and wait.
-        for client in list(self.state.waiting):
-            if worker.has_alternative(client, self.node):
-                self.state.leave(client)
-                client.waiting_in = None
-                client.released_from_hold()
+        for waiter in list(self.state.waiting):
+            if waiter.has_alternative(self.node):
+                self.state.leave(waiter)
+                waiter.leave_for_another()
 
     # ---- what servers report
 
@@ -658,15 +658,15 @@ class Pools:
     def _expire_waiters(self, pool: ServerPool, now: float, timeout: float) -> None:
         if not timeout:
             return
-        for client, since in list(pool.state.waiting.items()):
+        for waiter, since in list(pool.state.waiting.items()):
             if now - since < timeout:
                 break
-            pool.state.leave(client)
+            pool.state.leave(waiter)
             pool.counters.checkout_timeouts += 1
             detail = ""
             if pool.last_error is not None:
                 detail = f"The last attempt to open a server failed: {pool.last_error.message}"
-            client.refused(
+            waiter.refused(
                 NoServer(
                     f"no server of pool {pool.key} became free within {timeout:g} s "
                     f"({len(pool.state.taken)} of {pool.size} in use, {len(pool.state.waiting)} clients waiting)",

@@ -217,10 +217,9 @@ class Worker:
         if pool.node == snapshot.primary or pool.node in snapshot.replicas or pool.node in snapshot.columnar:
             pool.open_more()
             return
-        for client in list(pool.state.waiting):
-            pool.leave(client)
-            client.waiting_in = None
-            client.released_from_hold()
+        for waiter in list(pool.state.waiting):
+            pool.leave(waiter)
+            waiter.leave_for_another()
 
     def _reconfigure(self, config: Config) -> None:
         self.config = config

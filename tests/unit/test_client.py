@@ -13,7 +13,9 @@ from proxy.config.schema import Config
 from proxy.dataplane.authenticate import LoggedIn
 from proxy.dataplane.client import Client
 from proxy.dataplane.server import Server
+from proxy.dataplane.waiter import Borrower
 from proxy.dataplane.worker import Worker
+from proxy.errors import NoServer
 from proxy.ipc.messages import Setup
 from proxy.testing import FakeClock, FakeTransport
 from proxy.topology.model import Health, Role
@@ -177,3 +179,38 @@ async def test_a_write_whose_client_has_gone_is_noted(pair: Pair) -> None:
     pair.client.eof_received()
     pair.server.data_received(INSERTED)
     assert pair.worker.written_ns(pair.client) == int(now * 1e9)
+
+
+async def borrowing(pair: Pair) -> asyncio.Task[Server]:
+    """A question of the proxy's own that waits, since the first client has the server."""
+    pair.begin()
+    task = asyncio.ensure_future(Borrower().take(pair.pool))
+    await asyncio.sleep(0)
+    assert pair.pool.state.waiting
+    return task
+
+
+async def test_a_borrower_waits_like_a_client(pair: Pair) -> None:
+    task = await borrowing(pair)
+    pair.client.data_received(build.query("ROLLBACK"))
+    pair.server.data_received(DONE)
+    assert await task is pair.server
+    assert pair.server in pair.pool.state.taken
+    pair.pool.give(pair.server)
+    assert await Borrower().take(pair.pool) is pair.server
+
+
+async def test_a_borrower_whose_node_goes_is_refused(pair: Pair) -> None:
+    task = await borrowing(pair)
+    pair.worker._publish(Snapshot(version=2, nodes=pair.worker.snapshot.nodes))
+    with pytest.raises(NoServer):
+        await task
+    assert not pair.pool.state.waiting
+
+
+async def test_a_borrower_that_has_given_up_leaves_the_queue(pair: Pair) -> None:
+    task = await borrowing(pair)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not pair.pool.state.waiting
