@@ -191,7 +191,7 @@ class Batches:
         client.rerun.unit = unit if owed.complete and server.status == IDLE and quiet and not unit.retried else None
         if unit.named:
             client.parsing += 1
-        server.owed.append(owed)
+        server.owe(owed)
         self.write_out()
         if not owed.complete and len(server.owed) == 1:
             server.made(owed)
@@ -205,14 +205,12 @@ class Batches:
     def query(self, server: Server, unit: Unit, owed: Owed) -> bytes:
         """The message to send for a Query that runs a statement made by Parse. b"" where that has to be put on
         the server first: the Query is held back meanwhile."""
-        client = self._client
         compiler = self._compiler_for(server)
         op = Op(NEEDED, b"")
         op.name = unit.classified[0].name.encode("utf-8", "surrogateescape")
         statement = compiler.needed(op.name)
         if statement is None or compiler.is_there(statement):
             return _renamed(compiler, unit)
-        client.worker.counters.reparses += 1
         owed.extended = True
         owed.steps = []
         owed.complete = False
@@ -223,7 +221,7 @@ class Batches:
         self._write(compiler, [op], owed)
         if not self.rest:
             self._written(server, compiler, owed)
-        server.owed.append(owed)
+        server.owe(owed)
         self.write_out()
         return b""
 
@@ -396,6 +394,8 @@ def _renamed(compiler: Compiler, unit: Unit) -> bytes:
 
 
 def _note_compiled(server: Server, compiler: Compiler, owed: Owed) -> None:
+    server.pool.counters.prepared_hits += compiler.hits
+    server.pool.counters.prepared_misses += compiler.misses
     if compiler.squatters:
         owed.squatters = compiler.squatters
     for statement in compiler.used:

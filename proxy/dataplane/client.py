@@ -95,6 +95,8 @@ class Client(Sink, Waiter):
         self.ready = False
         self.waiting_in: ServerPool | None = None
 
+        self._received = 0
+        """Bytes that no pool has been credited with yet."""
         self._input = b""
         self._gate = True
         """Something keeps the fast path away: input left over, a unit parked, a batch begun ..."""
@@ -287,14 +289,23 @@ class Client(Sink, Waiter):
         owed.extended = form == _NAMED
         owed.wrote = classification.writes
         owed.started = owed.failed = False
-        server.owed.append(owed)
+        server.owe(owed)
         server.transport.write(data)
-        server.pool.counters.queries += 1
+        counters = server.pool.counters
+        counters.queries += 1
+        counters.bytes_received += len(data)
+        if form == _NAMED:
+            counters.prepared_hits += 1
+        if classification.reads:
+            self.worker.counters.routed_read += 1
+        else:
+            self.worker.count(classification.cls)
         return True
 
     def _slow(self, data: bytes) -> None:
         """The general way: message by message."""
         self._gate = True
+        self._received += len(data)
         if self._need:
             self._parts.append(data)
             self._need -= len(data)
@@ -404,6 +415,7 @@ class Client(Sink, Waiter):
             self._in_paused = pause
             if pause:
                 self.transport.pause_reading()
+                self.worker.counters.pauses += 1
             else:
                 self.transport.resume_reading()
 
@@ -769,6 +781,7 @@ class Client(Sink, Waiter):
             self._greet(parameters, server.pool.likely_server())
             return
         server.pool.counters.queries += 1
+        self.worker.count(unit.cls)
         if Effect.OWN_NAMES in unit.effects and not self.names.own and server.status != FAILED:
             self.pins |= {rules.PIN_NAMES}
             for message in take_names(self.names, server.statements, self.meaning() if server.status != IDLE else None):
@@ -971,6 +984,9 @@ class Client(Sink, Waiter):
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""
         self.units += 1
+        if self._received:
+            server.pool.counters.bytes_received += self._received
+            self._received = 0
         if owed.wrote and self._uses_sequences:
             self.pins |= {rules.PIN_SEQUENCE}
         if owed.ddl or self._ddl:

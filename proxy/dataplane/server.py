@@ -206,8 +206,11 @@ class Server:
     """See the module. An asyncio.Protocol by its methods only: without that base mypyc can compile it."""
 
     __slots__ = (
+        "_clock",
         "_paused",
         "_size",
+        "_transaction_since",
+        "_working_since",
         "abandoned_at",
         "address",
         "at_login",
@@ -262,6 +265,9 @@ class Server:
         self.generation = 0
         self.expires = 0.0
         self.idle_since = 0.0
+        self._clock = pool.pools.worker.clock
+        self._working_since = 0.0
+        self._transaction_since = 0.0
         self.busy_since = 0.0
         self.busy_with = -1
         """How many units its client had done when `busy_since` was noted."""
@@ -285,8 +291,16 @@ class Server:
 
     def send(self, data: bytes, owed: Owed) -> None:
         """Send one unit and owe its answer."""
-        self.owed.append(owed)
+        self.owe(owed)
         self.transport.write(data)
+
+    def owe(self, owed: Owed) -> None:
+        """One more answer is owed: what asks for it is about to be sent."""
+        if self.owed.head is None:
+            self._working_since = self._clock.now()
+            if self.status == IDLE:
+                self._transaction_since = self._working_since
+        self.owed.append(owed)
 
     def ask(
         self,
@@ -353,6 +367,8 @@ class Server:
                 end = walker.feed(data, pos)
                 status = walker.status
                 sink = head.sink
+                if not head.collect:
+                    self.pool.counters.bytes_sent += end - pos
                 if status and end - pos == 6 and _is_early(head):
                     raise ProtocolViolation("a server was ready before it had answered")
                 if status and head.wrote:
@@ -375,6 +391,8 @@ class Server:
                 if owed.head is head:
                     owed.pop()
                 self.status = status
+                if not head.collect:
+                    self._count(status)
                 if pos < n and owed.head is None:
                     # Said behind the last answer that is owed: before anybody else can get this server.
                     self._unasked(data, pos)
@@ -386,6 +404,17 @@ class Server:
                     return
         except ProtocolViolation as error:
             self.pool.out_of_step(self, error.message)
+
+    def _count(self, status: int) -> None:
+        """A client's unit has ended."""
+        counters = self.pool.counters
+        if status == IDLE:
+            counters.transactions += 1
+        if self.owed.head is None:
+            now = self._clock.now()
+            counters.query_us += int((now - self._working_since) * 1e6)
+            if status == IDLE:
+                counters.xact_us += int((now - self._transaction_since) * 1e6)
 
     def _finish(self, head: Owed, status: int) -> None:
         if (following := self.owed.head) is not None and not following.complete:
@@ -716,6 +745,7 @@ class Server:
         if not self._paused and not self.closed:
             self._paused = True
             self.transport.pause_reading()
+            self.pool.pools.worker.counters.pauses += 1
 
     def resume(self) -> None:
         if self._paused and not self.closed:

@@ -537,6 +537,18 @@ class Worker:
             self.counters.routed(route.node, route.reason)
         return route
 
+    def count(self, cls: Class) -> None:
+        """A unit of this class is sent."""
+        counters = self.counters
+        if cls is Class.WRITE:
+            counters.routed_write += 1
+        elif cls is Class.READ:
+            counters.routed_read += 1
+        elif cls is Class.ANALYTIC:
+            counters.routed_analytic += 1
+        else:
+            counters.routed_session += 1
+
     def has_alternative(self, client: Client, node: str) -> bool:
         """Whether a client waiting at `node` could be served by another one."""
         return client.wants_read and any(name != node for name in self.snapshot.replicas)

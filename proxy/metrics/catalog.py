@@ -77,9 +77,6 @@ WORKER: dict[str, Source] = {
     "routed_read": Source(_UNITS, {"class": "read"}),
     "routed_analytic": Source(_UNITS, {"class": "analytic"}),
     "routed_session": Source(_UNITS, {"class": "session"}),
-    "fallback_primary": Source(
-        Metric("fallback_primary", "counter", "Units that the primary took because no other node could.")
-    ),
     "held": Source(Metric("held", "counter", "Units kept waiting by the proxy.")),
     "held_current": Source(Metric("held_current", "gauge", "Units kept waiting now.")),
     "rejected": Source(Metric("rejected", "counter", "Units answered with an error of the proxy.")),
@@ -87,7 +84,7 @@ WORKER: dict[str, Source] = {
     "audits": Source(Metric("state_audits", "counter", "Servers asked what unseen code left in their session.")),
     "pins": Source(Metric("pins", "counter", "Times a client was tied to a server beyond its transaction.")),
     "pinned_current": Source(Metric("pinned_current", "gauge", "Clients tied to a server beyond their transaction.")),
-    "reparses": Source(Metric("reparses", "counter", "Prepared statements parsed again on a server.")),
+    "reparses": Source(Metric("reparses", "counter", "Batches run again because a plan had gone stale.")),
     "pauses": Source(Metric("pauses", "counter", "Times that reading stopped because the other side was slow.")),
 }
 
@@ -112,12 +109,12 @@ POOL: dict[str, Source] = {
     "servers_cancelling": Source(_POOL_SERVERS, {"state": "cancelling"}),
     "servers_draining": Source(_POOL_SERVERS, {"state": "draining"}),
     "max_wait_us": _pool("max_wait_seconds", "gauge", "How long the first in the queue has waited.", MICRO),
-    "queries": _pool("queries", "counter", "Simple queries and Executes."),
+    "queries": _pool("queries", "counter", "Units with something to run: a batch counts as one."),
     "transactions": _pool("transactions", "counter", "Transactions."),
     "bytes_received": _pool("received_bytes", "counter", "Bytes from clients."),
     "bytes_sent": _pool("sent_bytes", "counter", "Bytes to clients."),
     "wait_us": _pool("wait_seconds", "counter", "Time that clients waited for a server.", MICRO),
-    "query_us": _pool("query_seconds", "counter", "Time that servers were busy with a unit.", MICRO),
+    "query_us": _pool("query_seconds", "counter", "Time that servers were at work on units.", MICRO),
     "xact_us": _pool("transaction_seconds", "counter", "Time that servers were in a transaction.", MICRO),
     "waits": _pool("waits", "counter", "Times that a client had to wait for a server."),
     "connects": _pool("connects", "counter", "Servers connected."),

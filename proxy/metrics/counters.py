@@ -35,8 +35,6 @@ class WorkerCounters:
     routed_read: int = 0
     routed_analytic: int = 0
     routed_session: int = 0
-    fallback_primary: int = 0
-    """Reads and analytic units that the primary took because no other node could."""
     held: int = 0
     """Units kept waiting by the proxy for something else than a free server."""
     held_current: int = 0
@@ -50,7 +48,7 @@ class WorkerCounters:
     """Times that a client was tied to a server beyond its transaction."""
     pinned_current: int = 0
     reparses: int = 0
-    """Prepared statements parsed again on a server that lacked them or whose plan was stale."""
+    """Batches run again, with their statements parsed anew, because a plan had gone stale."""
     pauses: int = 0
     """Times that reading from one side stopped because the other was slow."""
     routes: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -88,7 +86,7 @@ class PoolCounters:
     max_wait_us: int = 0
     """How long the first in the queue has waited by now."""
     queries: int = 0
-    """Simple Query messages and Executes."""
+    """Units with something to run: a Query, a function call, or a batch as one."""
     transactions: int = 0
     bytes_received: int = 0
     """From clients."""
@@ -97,7 +95,7 @@ class PoolCounters:
     wait_us: int = 0
     """Time that clients waited for a server."""
     query_us: int = 0
-    """Time that servers were busy with a unit."""
+    """Time that servers were at work on units."""
     xact_us: int = 0
     """Time that servers were in a transaction."""
     waits: int = 0

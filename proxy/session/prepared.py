@@ -271,6 +271,8 @@ class Compiler:
         "_statements",
         "_texts",
         "context",
+        "hits",
+        "misses",
         "quiet",
         "squatters",
         "used",
@@ -304,6 +306,9 @@ class Compiler:
         self._gone: set[Statement] = set()
         self.squatters: list[bytes] = []
         """Names that were put on the server for nothing but their presence, to be closed afterwards."""
+        self.hits = 0
+        self.misses = 0
+        """Uses of a named statement that the server had, and that it did not have."""
         self.used: set[Statement] = set()
 
     def lookup(self, name: bytes) -> Statement | None:
@@ -492,6 +497,8 @@ class Compiler:
         front, pending = self._put_needs(statement)
         if name:
             own, answers = self._put(statement)
+            self.hits += not own
+            self.misses += bool(own)
             return front + own, pending + answers, statement.server_name
         if not self._there(name, statement):
             front += statement.parse(b"")
