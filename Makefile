@@ -91,13 +91,14 @@ clean:
 	$(PIP) install -e '.[postgres]'
 	touch $@
 
-# The compiled build is the wheel that users get. Its environment borrows the dependencies of .venv by a path
-# file; the editable install there stays invisible, as path files are not followed twice.
+# The compiled build is the wheel that users get, built where nothing is installed but what it asks for. Its environment
+# borrows the dependencies of .venv by a path file; the editable install there stays invisible, as path files are not
+# followed twice.
 .venv-compiled/.ready: .venv/.ready pyproject.toml hatch_build.py $(SOURCES)
 	@echo "compiling into .venv-compiled"
 	rm -rf .venv-compiled build/wheel
 	$(PY) -m venv --without-pip .venv-compiled
-	$(PIP) wheel --no-deps --wheel-dir build/wheel .
+	$(PIP) --python $(COMPILED) wheel --no-deps --wheel-dir build/wheel .
 	packages=$$($(COMPILED) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$packages/borrowed.pth"
 	$(PIP) install --no-deps --target "$$packages" build/wheel/*.whl
