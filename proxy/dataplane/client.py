@@ -64,6 +64,10 @@ _NAMED = B_SYNC | B_NAMED
 """Forms of a usual unit: a Query, a batch of the unnamed statement, a batch that binds a named one."""
 
 
+_GONE = asyncio.Transport()
+"""Stands for a connection that is closed; never called."""
+
+
 class Client(Sink, Waiter):
     """See the module. An asyncio.Protocol by its methods only: without that base mypyc can compile it."""
 
@@ -1210,6 +1214,8 @@ class Client(Sink, Waiter):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave(abrupt=True)
+        # Client and parts hold each other until a full collection, which is rare; its TLS (some 50 kB) goes now.
+        self.transport = _GONE
 
     def _leave(self, abrupt: bool = False) -> None:
         """The client is gone, or is to be."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from typing import Any, cast
 
 import msgspec
@@ -214,3 +216,16 @@ async def test_a_borrower_that_has_given_up_leaves_the_queue(pair: Pair) -> None
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not pair.pool.state.waiting
+
+
+async def test_what_a_connection_needs_goes_with_it(pair: Pair) -> None:
+    """Full collections are rare, and TLS takes some 50 kB a connection."""
+    client = pair.another(2)
+    held = weakref.ref(client.transport)
+    gc.disable()
+    try:
+        client.connection_lost(None)
+        assert held() is None
+    finally:
+        gc.enable()
+    client.write(b"nobody reads this")
