@@ -11,6 +11,8 @@ from ..support.rawpg import B, C, D, E, H, P, Q, S, Wire
 from ..support.target import THROUGH_PROXY, Target
 
 TIMEOUT = 0.6
+ON_PRIMARY = "SELECT 1 FOR UPDATE"
+"""No replica answers it, however fresh."""
 WITH_TIMEOUT = pytest.mark.settings({"pool": {"checkout_timeout": TIMEOUT}})
 
 
@@ -32,7 +34,7 @@ def checked(error: str) -> str:
 def test_extended_batch_in_pieces(target: Target) -> None:
     one = target.client(pool=1)
     two = holder(target)
-    one.send(P("", "SELECT 1"))
+    one.send(P("", ON_PRIMARY))
     time.sleep(TIMEOUT * 1.5)
     one.send(B(), D("P"), E())
     time.sleep(TIMEOUT * 1.5)
@@ -53,7 +55,7 @@ def test_error_without_sync_waits_for_it(target: Target) -> None:
     """After a Flush the server is wanted at once; the ReadyForQuery still waits for the Sync."""
     one = target.client(pool=1)
     two = holder(target)
-    one.send(P("", "SELECT 1"), B(), D("P"), E(), H)
+    one.send(P("", ON_PRIMARY), B(), D("P"), E(), H)
     checked(one.ask(until="E", timeout=TIMEOUT * 5))
     assert one.silence()
     one.send(P("", "SELECT 2"), B(), E(), Q("SELECT 3"), H)
@@ -105,7 +107,7 @@ def test_names_in_a_batch_that_got_no_server(target: Target) -> None:
     one = target.client(pool=1)
     assert one.ask(P("kept", "SELECT 7"), S) == "1 ZI"
     two = holder(target)
-    replies = one.send(P("lost", "SELECT 1"), C("S", "kept"), B("", "lost"), E(), S).until(timeout=TIMEOUT * 5)
+    replies = one.send(P("lost", ON_PRIMARY), C("S", "kept"), B("", "lost"), E(), S).until(timeout=TIMEOUT * 5)
     assert [r.kind for r in replies] == ["E", "Z"]
     assert two.query("COMMIT") == "C[COMMIT] ZI"
     assert one.ask(B("", "kept"), E(), S) == "2 D[7] C[SELECT 1] ZI"

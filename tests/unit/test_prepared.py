@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 import proxy.dataplane.server
 from proxy.dataplane.server import Owed, Server
+from proxy.metrics.counters import PoolCounters
 from proxy.session.prepared import ClientStatements, Compiler, Pending, ServerStatements, Statement, Statements, Step
 from proxy.session.state import States
 from proxy.sql.classify import classify
+from proxy.testing import FakeClock
 from proxy.wire import build, frontend
 from proxy.wire.frontend import Op, read_op
 
@@ -307,6 +309,9 @@ class Wiring:
     def __init__(self) -> None:
         self.written = b""
         self.out_of_step_with = ""
+        self.pools = self.worker = self
+        self.clock = FakeClock()
+        self.counters = PoolCounters()
 
     def write(self, data: bytes) -> None:
         self.written += data
