@@ -25,7 +25,7 @@ PYTEST := -m pytest -q -n 3 --dist loadfile
 SOURCES := $(shell find proxy -name '*.py')
 
 # What the tests' processes write, removed however the run ends.
-in_scratch = export TMPDIR=$$(mktemp -d); trap 'rm -rf "$$TMPDIR"' EXIT
+in_scratch = export TMPDIR=$$(mktemp -d -p /tmp); trap 'rm -rf "$$TMPDIR"' EXIT
 
 .PHONY: demo test test-full test-compiled lint bench compile clean
 
