@@ -38,7 +38,8 @@ test: .venv/.ready build/compiled/.ready
 	$(MAKE) --no-print-directory test-compiled
 
 # What users get is compiled, and compiled code is stricter about types: all that goes through a proxy is run on it too,
-# each case once, and the unit tests of what is compiled. `make test-full` runs everything. They run from a copy: here the pure package would be found first.
+# each case once, and the unit tests of what is compiled. `make test-full` runs everything. They run from a copy: here
+# the pure package would be found first.
 ON_COMPILED := tests/pool tests/cases tests/clients tests/integration tests/robustness
 
 test-compiled: build/compiled/.ready

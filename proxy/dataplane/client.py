@@ -300,10 +300,7 @@ class Client(Sink, Waiter):
         counters.bytes_received += len(data)
         if form == _NAMED:
             counters.prepared_hits += 1
-        if classification.reads:
-            self.worker.counters.routed_read += 1
-        else:
-            self.worker.count(classification.cls)
+        self.worker.count(classification.cls)
         return True
 
     def _slow(self, data: bytes) -> None:
@@ -335,11 +332,14 @@ class Client(Sink, Waiter):
             or self._doomed is not None
             or self._parked is not None
             or self._busy
-            or (self.barrier and not self._copy_in)
+            or self._barred()
             or (self._batches is not None and self._batches.waits)
             or self.closed
             or not self.ready
         )
+
+    def _barred(self) -> bool:
+        return self.barrier and not self._copy_in
 
     def _pump(self) -> None:
         """Handle what has come, until there is no whole message left or something has to be awaited."""
@@ -425,7 +425,7 @@ class Client(Sink, Waiter):
 
     def _resume(self) -> None:
         """Go on with what was parked, then with the input."""
-        if self.closed or self._busy or (self.barrier and not self._copy_in):
+        if self.closed or self._busy or self._barred():
             return
         unit = self._parked
         if unit is not None:
@@ -672,6 +672,7 @@ class Client(Sink, Waiter):
         if not data:
             return
         self._early = b""
+        self._received += len(data)
         if self._early_form == _QUERY:
             unit = Unit(Kind.QUERY, data)
             unit.join(self._early_class)

@@ -21,12 +21,12 @@ from ..session.state import State
 from ..wire import build
 from ..wire.auth import Credentials
 from ..wire.codes import IDLE
-from .client import Client
 from .connect import cancel, dial, tls_mode
 from .server import NODE_VIEW, Server
 from .waiter import Waiter
 
 if TYPE_CHECKING:
+    from .client import Client
     from .worker import Worker
 
 MAX_WELCOMES = 1_000
@@ -695,17 +695,13 @@ class Pools:
                     server.retired = True
                 if server.abandoned_at and now - server.abandoned_at > settings.drain_timeout:
                     pool.close(server, "it did not finish what its client had left")
-                elif settings.query_timeout and server.owed and isinstance(server.owner, Client):
-                    # Sampled once a second, so that no unit has to note the time.
-                    if server.busy_with != server.owner.units:
-                        server.busy_with = server.owner.units
-                        server.busy_since = now
-                    elif now - server.busy_since > settings.query_timeout and not server.cancelling:
+                elif settings.query_timeout and server.owed and server.owner is not None and not server.cancelling:
+                    # One that goes on is cancelled again when as much time has passed.
+                    since = max(server.working_since, server.cancelled_at)
+                    if now - since > settings.query_timeout:
                         pool.counters.query_timeouts += 1
-                        server.busy_since = now
+                        server.cancelled_at = now
                         pool.cancel(server)
-                else:
-                    server.busy_with = -1
             if settings.min_pool_size and not gone:
                 pool.fill(settings.min_pool_size)
 

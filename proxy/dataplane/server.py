@@ -210,12 +210,10 @@ class Server:
         "_paused",
         "_size",
         "_transaction_since",
-        "_working_since",
         "abandoned_at",
         "address",
         "at_login",
-        "busy_since",
-        "busy_with",
+        "cancelled_at",
         "cancelling",
         "closed",
         "closing_reason",
@@ -240,6 +238,7 @@ class Server:
         "transport",
         "unseen_by",
         "walker",
+        "working_since",
     )
 
     def __init__(self, pool: ServerPool, empty: State, statements: int) -> None:
@@ -266,11 +265,11 @@ class Server:
         self.expires = 0.0
         self.idle_since = 0.0
         self._clock = pool.pools.worker.clock
-        self._working_since = 0.0
+        self.working_since = 0.0
+        """When it began with the first unit that it owes."""
         self._transaction_since = 0.0
-        self.busy_since = 0.0
-        self.busy_with = -1
-        """How many units its client had done when `busy_since` was noted."""
+        self.cancelled_at = 0.0
+        """When a statement was last cancelled here because it took too long."""
         self.abandoned_at = 0.0
         self.dirty = False
         """A client left state behind that must be discarded before anybody else comes."""
@@ -297,9 +296,9 @@ class Server:
     def owe(self, owed: Owed) -> None:
         """One more answer is owed: what asks for it is about to be sent."""
         if self.owed.head is None:
-            self._working_since = self._clock.now()
+            self.working_since = self._clock.now()
             if self.status == IDLE:
-                self._transaction_since = self._working_since
+                self._transaction_since = self.working_since
         self.owed.append(owed)
 
     def ask(
@@ -391,8 +390,7 @@ class Server:
                 if owed.head is head:
                     owed.pop()
                 self.status = status
-                if not head.collect:
-                    self._count(status)
+                self._count(head, status)
                 if pos < n and owed.head is None:
                     # Said behind the last answer that is owed: before anybody else can get this server.
                     self._unasked(data, pos)
@@ -405,16 +403,18 @@ class Server:
         except ProtocolViolation as error:
             self.pool.out_of_step(self, error.message)
 
-    def _count(self, status: int) -> None:
-        """A client's unit has ended."""
-        counters = self.pool.counters
-        if status == IDLE:
-            counters.transactions += 1
-        if self.owed.head is None:
-            now = self._clock.now()
-            counters.query_us += int((now - self._working_since) * 1e6)
+    def _count(self, head: Owed, status: int) -> None:
+        """A unit has ended, and the next that is owed begins. Questions of the proxy's own are not counted."""
+        now = self._clock.now()
+        if not head.collect:
+            counters = self.pool.counters
+            counters.query_us += int((now - self.working_since) * 1e6)
             if status == IDLE:
+                counters.transactions += 1
                 counters.xact_us += int((now - self._transaction_since) * 1e6)
+        self.working_since = now
+        if status == IDLE:
+            self._transaction_since = now
 
     def _finish(self, head: Owed, status: int) -> None:
         if (following := self.owed.head) is not None and not following.complete:

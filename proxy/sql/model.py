@@ -108,7 +108,7 @@ class Classification:
         retyped: a result column's type may differ on a columnar node (sum, avg, a quotient ...).
         plain: one statement without effects, whose answer can be passed on unread.
         quick: plain, and no DDL: it may go the fast way.
-        writes, reads: whether its class is that.
+        writes: whether its class is write.
     """
 
     __slots__ = (
@@ -122,7 +122,6 @@ class Classification:
         "plain",
         "quick",
         "read_only_transaction",
-        "reads",
         "reason",
         "resets",
         "retyped",
@@ -167,7 +166,6 @@ class Classification:
         self.plain = not effects and statements == 1 and kind not in ("copy", "execute", "prepare", "deallocate")
         self.quick = self.plain and reason not in DDL
         self.writes = cls is Class.WRITE
-        self.reads = cls is Class.READ
 
     def __repr__(self) -> str:
         return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

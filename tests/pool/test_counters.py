@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import urllib.request
 
+import pytest
+
 from ..support.rawpg import B, D, E, P, Q, S, Wire, copy_data
 from .conftest import Serve, Service, eventually
 
@@ -67,6 +69,36 @@ def test_stats_of_a_database(serve: Serve) -> None:
     client.query("COPY ct TO STDOUT")
     assert stats(service)["total_sent"] - before > 200_000
 
+    # Of queries sent at once each has its own time, not the time of those before it too.
+    made = change(service, client, *[Q("SELECT pg_sleep(0.05)")] * 3, ready=3)
+    assert (made["query_count"], made["xact_count"]) == (3, 3)
+    assert 150_000 <= made["query_time"] < 300_000
+    assert 150_000 <= made["xact_time"] < 300_000
+
+
+@pytest.mark.parametrize("setting", ["", "SET work_mem = '7MB'"])
+def test_what_waiting_clients_sent(serve: Serve, setting: str) -> None:
+    """Also where the server that comes free has to be brought in line first."""
+    service = serve(own=True)
+    holder, client = service.client(pool=1), service.client(pool=1)
+    client.query(setting)
+    holder.run("BEGIN")
+    before = stats(service)["total_received"]
+    client.send(Q("SELECT 1"))
+    assert eventually(lambda: service.shown(client)["state"] == "waiting")
+    holder.query("COMMIT")
+    client.until()
+    assert stats(service)["total_received"] - before == SELECT_1 + len(Q("COMMIT"))
+
+
+def test_pauses(serve: Serve) -> None:
+    """A client that does not read makes the proxy stop reading from its server."""
+    service = serve(own=True)
+    client = service.client()
+    client.send(Q("SELECT repeat('x', 10000) FROM generate_series(1, 5000)"))
+    assert eventually(lambda: metrics(service, "pauses_total")["pgtrident_pauses_total"] >= 1)
+    client.close()
+
 
 def test_units_by_class_and_named_statements(serve: Serve) -> None:
     service = serve(own=True)
@@ -77,9 +109,18 @@ def test_units_by_class_and_named_statements(serve: Serve) -> None:
         client.ask(B("", "n"), E(), S)
     client.query("SELECT 1")
     client.query("INSERT INTO t VALUES (1)")
-    client.query("SELECT currval('nowhere')")
+    client.query("SELECT pg_backend_pid()")
     wanted = {"write": 2, "read": 5 + 1, "session": 1, "analytic": 0}  # one read was made to see it serve
     wanted_samples = {f'pgtrident_units_total{{class="{name}"}}': count for name, count in wanted.items()}
     assert eventually(lambda: metrics(service, "units_total") == wanted_samples), metrics(service, "units_total")
-    prepared = metrics(service, rf'pool_prepared_total.*"{service.database}"')
-    assert {name.rpartition("result=")[2][:5]: count for name, count in prepared.items()} == {'"hit"': 3, '"miss': 0}
+
+    # Its server is taken: on the other one the statement has to be parsed again.
+    other = service.client()
+    other.run("BEGIN")
+    client.ask(B("", "n"), E(), S)
+
+    def prepared() -> dict[str, float]:
+        samples = metrics(service, rf'pool_prepared_total.*"{service.database}"')
+        return {re.findall('result="(.*?)"', name)[0]: count for name, count in samples.items()}
+
+    assert eventually(lambda: prepared() == {"hit": 3, "miss": 1}), prepared()

@@ -90,6 +90,10 @@ def test_query_timeout_is_for_each_statement(serve: Serve) -> None:
     for _ in range(5):
         assert one.query("SELECT pg_sleep(0.5)") == "T[pg_sleep] D[] C[SELECT 1] ZT"
     one.run("COMMIT")
+    # So are statements that are sent all at once: the time of each begins where the one before ends.
+    one.send(*[Q("SELECT pg_sleep(0.5)")] * 5)
+    for _ in range(5):
+        assert show(one.until()) == "T[pg_sleep] D[] C[SELECT 1] ZI"
 
 
 def test_checkout_timeout(serve: Serve) -> None:
