@@ -54,6 +54,10 @@ class Borrower(Waiter):
             raise pool.full_error()
         try:
             return await self._granted
+        except asyncio.CancelledError:
+            if not self._granted.cancelled() and self._granted.exception() is None:
+                pool.give(self._granted.result())  # it was granted before this could go on
+            raise
         finally:
             pool.leave(self)
 

@@ -79,6 +79,37 @@ def test_copies_among_statements_whose_data_come_early(one: Wire, first: str) ->
     assert one.ask() == "G C[COPY 1] G E[57014] ZI"
     assert one.query("SELECT 1") == ALIVE
     assert one.value("SELECT count(*) FROM ct") == "2"
+    # In the second copy Sync and Flush mean nothing, though the data of the first had come before it was asked for.
+    one.send(Q(several.removeprefix(first + "; ")), copy_data(b"1\n"), COPY_DONE)
+    assert one.ask(until="G") == "G"
+    assert one.ask(until="G") == "C[COPY 1] G"
+    assert one.ask(S, H, copy_data(b"2\n"), COPY_DONE) == "C[COPY 1] T[count] D[4] C[SELECT 1] ZI"
+    assert one.query("SELECT 1") == ALIVE
+
+
+def test_extended_copy_in_a_transaction_that_has_set_something(one: Wire) -> None:
+    one.run("BEGIN", "SET work_mem = '9MB'")
+    batch = (P("", COPY_IN), B(), E(), copy_data(b"6\n"), COPY_DONE, P("", "SELECT count(*) FROM ct"), B(), E(), S)
+    assert one.ask(*batch) == "1 2 G C[COPY 1] 1 2 D[1] C[SELECT 1] ZT"
+    one.run("COMMIT")
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_what_is_parsed_behind_a_copy_that_changed_the_path(target: Target, extended: bool) -> None:
+    """It is parsed by the new search_path, and never given to somebody who has another one."""
+    one, two = target.client(pool=1), target.client(pool=1)
+    one.run("CREATE TABLE ct(a int)")
+    setting, copy = "SET search_path = tenant_a", "COPY public.ct FROM STDIN"
+    behind = (copy_data(b"1\n"), COPY_DONE, *([S] if extended else []), P("s", "SELECT x FROM w"), S)
+    if extended:
+        one.ask(P("", setting), B(), E(), P("", copy), B(), E(), S, until="G")
+    else:
+        one.ask(Q(f"{setting}; {copy}"), until="G")
+    one.send(*behind)
+    assert one.ask() == "C[COPY 1] ZI"
+    assert one.ask() == "1 ZI"
+    assert two.ask(P("t", "SELECT x FROM w"), B("", "t"), E(), S) == "E[42P01] ZI"
+    assert one.ask(B("", "s"), E(), S) == "2 D[1] C[SELECT 1] ZI"
 
 
 def test_copy_fail(one: Wire) -> None:

@@ -218,6 +218,20 @@ async def test_a_borrower_that_has_given_up_leaves_the_queue(pair: Pair) -> None
     assert not pair.pool.state.waiting
 
 
+@pytest.mark.parametrize("granted_first", [True, False])
+async def test_a_borrower_that_gives_up_as_it_is_granted_gives_back(pair: Pair, granted_first: bool) -> None:
+    """Whichever is first: the server is nobody's but the pool's."""
+    task = await borrowing(pair)
+    pair.client.data_received(build.query("ROLLBACK"))
+    if not granted_first:
+        task.cancel()
+    pair.server.data_received(DONE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pair.server in pair.pool.state.idle
+
+
 async def test_what_a_connection_needs_goes_with_it(pair: Pair) -> None:
     """Full collections are rare, and TLS takes some 50 kB a connection."""
     client = pair.another(2)
