@@ -29,6 +29,7 @@ COMPILED = (
     "proxy/sql/cache.py",
     "proxy/sql/lexical.py",
     "proxy/sql/classify.py",
+    "proxy/routing/bind.py",
     "proxy/routing/router.py",
     "proxy/session/prepared.py",
     "proxy/pool/state.py",

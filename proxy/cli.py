@@ -13,10 +13,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast, get_args
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from . import __version__
-from .config.schema import Config, Node
-from .errors import ConfigError
+from .config.schema import Config, Node, ServerLink, ServerTlsMode
+from .errors import ConfigError, TridentError
+
+if TYPE_CHECKING:
+    from .sql.catalogue import Catalogue
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     convert.set_defaults(run=_convert)
 
     classify = commands.add_parser("classify", help="say what statements need: JSON lines on standard input")
+    known = classify.add_mutually_exclusive_group()
+    known.add_argument("--catalog", metavar="FILE", type=Path, help="in the database that this catalogue was read from")
+    known.add_argument("--dsn", metavar="URL", help="in this database: postgresql://user:password@host:port/database")
     classify.set_defaults(run=_classify)
+
+    catalog = commands.add_parser("catalog", help="read what the names of a database mean, for classify --catalog")
+    catalog.add_argument("dsn", metavar="URL", help="postgresql://user:password@host:port/database")
+    catalog.set_defaults(run=_catalog)
 
     commands.add_parser("demo", help="run an embedded fleet with the proxy in front", add_help=False)
 
@@ -153,9 +165,82 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _classify(options: argparse.Namespace) -> int:
-    from .sql import command
+    import msgspec
 
-    return command.main(sys.stdin, sys.stdout)
+    from .sql import command
+    from .sql.catalogue import Catalogue
+
+    catalogue: Catalogue | None = None
+    try:
+        if options.catalog is not None:
+            catalogue = msgspec.json.decode(options.catalog.read_bytes(), type=Catalogue)
+        elif options.dsn is not None:
+            catalogue = _read_catalogue(options.dsn)
+    except OSError as error:
+        print(f"{options.catalog}: can't be read: {error.strerror}", file=sys.stderr)
+        return 1
+    except msgspec.DecodeError as error:
+        print(f"{options.catalog}: not a catalogue: {error}", file=sys.stderr)
+        return 1
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    return command.main(sys.stdin, sys.stdout, catalogue)
+
+
+def _catalog(options: argparse.Namespace) -> int:
+    import msgspec
+
+    try:
+        catalogue = _read_catalogue(options.dsn)
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    print(msgspec.json.format(msgspec.json.encode(catalogue), indent=1).decode())
+    return 0
+
+
+def _read_catalogue(dsn: str) -> Catalogue:
+    """The catalogue of one database; raises TridentError for a URL that can't be used and for what the node says."""
+    from .controlplane.catalogues import read
+    from .controlplane.resolve import Resolver
+    from .dataplane.connect import dial
+    from .topology.snapshot import NodeView
+    from .wire.auth import Credentials
+
+    url = urlsplit(dsn)
+    try:
+        port = url.port or 5432
+    except ValueError:
+        port = 0
+    if url.scheme not in ("postgresql", "postgres") or not url.username or not port:
+        raise ConfigError("the DSN must look like postgresql://user:password@host:port/database")
+    options = dict(parse_qsl(url.query))
+    host = options.get("host") or unquote(url.hostname or "localhost")
+    user = unquote(url.username)
+    credentials = Credentials(user, unquote(url.password) if url.password else None)
+    database = unquote(url.path.removeprefix("/")) or user
+    link = ServerLink(ca=options.get("sslrootcert", ""))
+    mode = options.get("sslmode", "prefer")
+    if mode not in get_args(ServerTlsMode):
+        raise ConfigError(f"sslmode is one of {', '.join(get_args(ServerTlsMode))}")
+
+    async def run() -> Catalogue:
+        resolver = Resolver()
+        loop = asyncio.get_running_loop()
+        try:
+            addresses = await resolver.resolve(host, port, link.connect_timeout)
+            node = NodeView(name=host, host=host, port=port, addresses=addresses)
+            params = {"database": database, "application_name": "pgtrident"}
+            deadline = loop.time() + link.connect_timeout
+            opened = await dial(
+                node, link, cast(ServerTlsMode, mode), credentials, params, loop=loop, deadline=deadline
+            )
+            return await read(host, opened)
+        finally:
+            resolver.stop()
+
+    return asyncio.run(run())
 
 
 def _demo(arguments: list[str]) -> int:

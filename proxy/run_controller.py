@@ -53,6 +53,7 @@ async def _run(start: ControllerStart, paths: RuntimePaths, config: Config) -> N
         instance=start.instance,
         paths=paths,
         dial=dial_as_prober,
+        dial_database=dial_as_prober,
         clock=clock,
         rng=random.Random(),
     )
@@ -121,10 +122,10 @@ def _configure_log(config: Config) -> None:
     log.configure(config.log.format, config.log.level, common={"process": "controller"})
 
 
-async def dial_as_prober(node: NodeView, config: Config, seconds: float) -> Opened:
-    """A connection to a node as the user that probes."""
+async def dial_as_prober(node: NodeView, config: Config, seconds: float, database: str = "") -> Opened:
+    """A connection to a node as the user that probes; to `health.database` if no other is named."""
     loop = asyncio.get_running_loop()
-    database = config.health.database
+    database = database or config.health.database
     credentials = prober(config)
     if config.auth.passfile and credentials.password is None:
         credentials = with_passfile(credentials, _text(config.auth.passfile), node, database)

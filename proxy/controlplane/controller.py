@@ -30,6 +30,7 @@ from ..log import get_logger
 from ..topology.compile import compile_snapshot, content
 from ..topology.model import Health, Role
 from ..topology.snapshot import Address, NodeView, Snapshot
+from .catalogues import Catalogues, DialDatabase
 from .freshness import Sampler
 from .link import Dial
 from .probes import Answer, Pace, probe
@@ -96,6 +97,7 @@ class Controller:
         instance: int,
         paths: RuntimePaths,
         dial: Dial,
+        dial_database: DialDatabase,
         clock: Clock,
         rng: random.Random,
         resolver: Resolver | None = None,
@@ -116,10 +118,19 @@ class Controller:
             config=lambda: self._config,
             on_suspicion=self._suspected,
             on_need=self._needed,
+            on_need_catalogue=self._needed_catalogue,
             clock=clock,
         )
         self._sampler = Sampler(
             lambda: self.snapshot, lambda: self._config, dial, self._publisher.publish_freshness, clock
+        )
+        self._catalogues = Catalogues(
+            lambda: self.snapshot,
+            lambda: self._config,
+            dial_database,
+            self._publisher.publish_catalogue,
+            clock,
+            self._tasks,
         )
 
     # The view for `admin`.
@@ -338,6 +349,10 @@ class Controller:
     def _needed(self, written_ns: int) -> None:
         """A worker has reads that wait for copies."""
         self._sampler.need(written_ns)
+
+    def _needed_catalogue(self, database: str, changed_ns: int, version: str) -> None:
+        """A worker has to know what the names of a database mean."""
+        self._catalogues.need(database, changed_ns, version)
 
     def _suspected(self, suspicion: Suspicion) -> None:
         """A worker saw something: look at once. `read_only` (25006 from the primary) means that roles have

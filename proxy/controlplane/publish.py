@@ -24,7 +24,9 @@ from ..ipc.messages import (
     GiveBack,
     Grant,
     Hello,
+    KnownCatalogue,
     Message,
+    NeedCatalogue,
     NeedFreshness,
     Publish,
     Reconfigure,
@@ -66,6 +68,7 @@ class Publisher:
         config: Callable[[], Config],
         on_suspicion: Callable[[Suspicion], None],
         on_need: Callable[[int], None],
+        on_need_catalogue: Callable[[str, int, str], None],
         clock: Clock,
     ) -> None:
         self._paths = paths
@@ -74,6 +77,7 @@ class Publisher:
         self._config = config
         self._on_suspicion = on_suspicion
         self._on_need = on_need
+        self._on_need_catalogue = on_need_catalogue
         self._clock = clock
         self._server = Server(self._received, self._lost)
         self._channels: dict[int, Channel] = {}
@@ -107,6 +111,10 @@ class Publisher:
     def publish_freshness(self, freshness: Freshness) -> None:
         self.freshness = freshness
         self._broadcast(Fresh(freshness))
+
+    def publish_catalogue(self, known: KnownCatalogue) -> None:
+        """Tell all workers; one that comes later asks by itself."""
+        self._broadcast(known)
 
     def reconfigure(self, config: Config) -> None:
         self._broadcast(Reconfigure(config))
@@ -166,6 +174,8 @@ class Publisher:
                 self._on_suspicion(message)
             case NeedFreshness():
                 self._on_need(message.written_ns)
+            case NeedCatalogue():
+                self._on_need_catalogue(message.database, message.changed_ns, message.version)
             case Ask() if message.worker in self._channels:
                 self._grant(
                     self._broker.ask(message.worker, message.key, message.count, message.limit, self._clock.now())

@@ -82,6 +82,7 @@ class Client(Sink, Waiter):
         self.login = replace(login, params=self.startup, credentials=None)  # many clients share one
         self.number = number
         self.settings = settings
+        self.binding = worker.binding(settings)
         self.names = ClientStatements()
         self.state: State = self.startup_state
         self.pins: frozenset[str] = rules.SESSION_PINS if settings.mode == "session" else rules.NO_PINS
@@ -215,6 +216,9 @@ class Client(Sink, Waiter):
     def _at_once(self, form: int, data: bytes, classification: Classification) -> bool:
         """Send a usual unit as it came, or let it wait for a server as it is (`_early`). False when it
         needs more than that; the general way then takes it."""
+        binding = self.binding
+        if binding is not None:
+            classification = binding.of(classification)
         if not classification.quick or not self._readable:
             return False
         server = self.server
@@ -283,7 +287,9 @@ class Client(Sink, Waiter):
                 if last is None or last.context != context or not data.startswith(last.unnamed):
                     parse = data[: 1 + int.from_bytes(data[1:5], "big")]
                     end = parse.find(b"\0", 6)
-                    last = self.worker.statements.intern(parse[6:end], parse[end + 1 :], context, classification)
+                    # What the text is for all databases, not what it is in this one.
+                    alone = self._classifier.classify(parse[6:end])
+                    last = self.worker.statements.intern(parse[6:end], parse[end + 1 :], context, alone)
                     last.unnamed = parse
                     names.unnamed = last
                 server.statements.unnamed = last
@@ -515,6 +521,8 @@ class Client(Sink, Waiter):
         return self._classifier.classify(sql)
 
     def join(self, unit: Unit, classification: Classification) -> None:
+        if self.binding is not None:
+            classification = self.binding.of(classification)
         unseen = not classification.plain and Effect.UNKNOWN_CODE in classification.effects
         unit.join(classification, unseen and self.worker.trust.holds((self.settings.dbname, classification)))
 

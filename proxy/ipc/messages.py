@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..config.schema import Config
+from ..sql.catalogue import Catalogue
 from ..topology.snapshot import Freshness, Snapshot
 
 
@@ -116,6 +117,27 @@ class GiveBack(msgspec.Struct, tag="give_back"):
     so that one lost or sent before a lower grant came does no harm."""
 
 
+class NeedCatalogue(msgspec.Struct, tag="need_catalogue"):
+    """Worker to controller: reads of a database are split, and it has to be known what its names mean."""
+
+    database: str
+    """Its name on the nodes."""
+    changed_ns: int
+    """A catalogue that was read before this moment (boot_ns) is no good: DDL has ended then."""
+    version: str = ""
+    """Of the catalogue that the worker has."""
+
+
+class KnownCatalogue(msgspec.Struct, tag="known_catalogue"):
+    """Controller to worker: what the names of a database mean."""
+
+    database: str
+    read_ns: int
+    """DDL that had ended before this moment (boot_ns) is in it; 0 if it can't be read."""
+    catalogue: Catalogue | None = None
+    """None if it is the same as the last one that was sent."""
+
+
 class ReportRequest(msgspec.Struct, tag="report_request"):
     """Controller to worker: rows for a console command (`clients`, `servers`, `pools`, `stats`)."""
 
@@ -144,6 +166,8 @@ Message = (
     | Counters
     | Suspicion
     | NeedFreshness
+    | NeedCatalogue
+    | KnownCatalogue
     | Ask
     | Grant
     | GiveBack

@@ -60,6 +60,7 @@ class Router:
         cls: Class,
         *,
         split: bool,
+        known: bool,
         written_ns: int,
         replicas_ns: int,
         columnar_ns: int,
@@ -68,7 +69,8 @@ class Router:
     ) -> Route | Hold:
         """The route of a unit that stands alone outside a transaction.
 
-        `split`: whether reads may leave the primary at all. `written_ns`: the last write to this
+        `split`: whether reads may leave the primary at all. `known`: whether what names mean in the database
+        is known as of now. `written_ns`: the last write to this
         database that had ended when the unit arrived; a copy serves only when it is known to hold all
         that ended before (`replicas_ns`, `columnar_ns`). `columnar_able`: the statement's result has
         PostgreSQL's types on a columnar node; one that has not is an ordinary read.
@@ -79,6 +81,8 @@ class Router:
             return self._to_primary("read_split_off", cls)
         if cls is Class.WRITE or cls is Class.SESSION:
             return self._to_primary(cls.value, cls)
+        if not known:
+            return self._to_primary("catalogue_unread", Class.WRITE)
         fresh = written_ns < replicas_ns
         if cls is Class.ANALYTIC and columnar_able and snapshot.has_columnar:
             if snapshot.columnar:

@@ -217,3 +217,13 @@ the server_version that the client was told, which is the primary's."""
 
 UNSAFE_PREFIXES = ("pg_stat_", "binary_upgrade_")
 """Statistics of one node (pg_stat_get_*, pg_stat_clear_snapshot), and what only pg_upgrade may call."""
+
+OPERATORS = names(
+    """
+    !! !~ !~* !~~ !~~* != # ## #- #> #>> % & && &< &<| &> * *< *<= *<> *= *> *>= + - -> ->> -|- / < <-> << <<= <<| <=
+    <> <@ <^ = > >= >> >>= >^ ? ?# ?& ?- ?-| ?| ?|| @ @-@ @> @? @@ @@@ ^ ^@ | |&> |/ |>> || ||/ ~ ~* ~<=~ ~<~ ~= ~>=~
+    ~>~ ~~ ~~*
+    """
+) | {"BETWEEN", "NOT BETWEEN", "BETWEEN SYMMETRIC", "NOT BETWEEN SYMMETRIC"}
+"""Names of pg_operator; their functions are immutable or stable. A database may have operators of its own by these
+names: the catalogue tells. BETWEEN is an operator to the grammar."""

@@ -15,7 +15,7 @@ from . import lexical
 from .analyze import Opinion, opinion
 from .cache import TextCache
 from .grammar import Unparsed, parse
-from .model import Class, Classification, Effect
+from .model import Class, Classification, Effect, Uses
 from .verdicts import RANK, Verdict, judge
 
 MAX_PARSED = 16 * 1024
@@ -91,20 +91,36 @@ def classify(sql: bytes, witness: Callable[[str], Opinion] = opinion) -> Classif
         return _several(verdicts)
     if first.cls is Class.READ or first.cls is Class.ANALYTIC:
         _weigh_opinion(first, witness(text) if first.kind == "select" else Opinion.NONE)
+    reads = first.cls is Class.READ or first.cls is Class.ANALYTIC
+    uses = first.used() if reads or first.doubt else None
+    span = lexical.statement_name(text) if first.name else None
+    at_best = _single(first, span, uses)
+    if not first.doubt:
+        return at_best
+    first.at_least(Class.WRITE, first.doubt)
+    first.effects |= Effect.UNKNOWN_CODE
+    return _single(first, span, uses, at_best)
+
+
+def _single(
+    verdict: Verdict, span: tuple[int, int] | None, uses: Uses | None, at_best: Classification | None = None
+) -> Classification:
     return Classification(
-        first.cls,
-        first.reason,
-        effects=first.effects,
-        settings=frozenset(first.settings),
-        resets=first.resets,
-        kind=first.kind,
-        name=first.name,
-        name_span=lexical.statement_name(text) if first.name else None,
-        starts_transaction=first.starts,
-        ends_transaction=first.ends,
-        read_only_transaction=first.read_only,
-        fragile=first.fragile,
-        retyped=first.retyped,
+        verdict.cls,
+        verdict.reason,
+        effects=verdict.effects,
+        settings=frozenset(verdict.settings),
+        resets=verdict.resets,
+        kind=verdict.kind,
+        name=verdict.name,
+        name_span=span,
+        starts_transaction=verdict.starts,
+        ends_transaction=verdict.ends,
+        read_only_transaction=verdict.read_only,
+        fragile=verdict.fragile,
+        retyped=verdict.retyped,
+        uses=uses,
+        at_best=at_best,
     )
 
 
@@ -132,6 +148,10 @@ def _weigh_opinion(verdict: Verdict, second: Opinion) -> None:
 def _several(verdicts: list[Verdict]) -> Classification:
     """Return what a string of several statements is: one unit, one node, one implicit transaction."""
     first = verdicts[0]
+    for verdict in verdicts:
+        if verdict.doubt:
+            verdict.at_least(Class.WRITE, verdict.doubt)
+            verdict.effects |= Effect.UNKNOWN_CODE
     strongest = max(verdicts, key=lambda verdict: RANK[verdict.cls])
     cls, reason = strongest.cls, strongest.reason
     if cls is Class.READ or cls is Class.ANALYTIC:

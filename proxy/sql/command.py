@@ -1,5 +1,7 @@
 """`pgtrident classify`: statements in, classes out, one JSON object a line; needs no config and no server.
 
+With a catalogue it says what statements are in that database, without one what their text alone tells.
+
 Owns the format of those lines only. Called by the command line.
 """
 
@@ -9,11 +11,12 @@ import json
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from .catalogue import Catalogue, bind
 from .classify import classify
 from .model import Classification, Effect
 
 
-def main(lines_in: Iterable[str], lines_out: TextIO) -> int:
+def main(lines_in: Iterable[str], lines_out: TextIO, catalogue: Catalogue | None = None) -> int:
     """Answer each {"sql": "..."} line with one line; returns the exit status, 1 if a line was no such object."""
     status = 0
     for line in lines_in:
@@ -22,7 +25,8 @@ def main(lines_in: Iterable[str], lines_out: TextIO) -> int:
         answer: dict[str, Any]
         try:
             sql = json.loads(line)["sql"]
-            answer = described(classify(sql.encode("utf-8", "surrogatepass")))
+            found = classify(sql.encode("utf-8", "surrogatepass"))
+            answer = described(found if catalogue is None else bind(found, catalogue))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             status = 1
             answer = {"error": 'expected one JSON object a line: {"sql": "..."}'}
@@ -49,5 +53,12 @@ def described(found: Classification) -> dict[str, Any]:
         "fragile": found.fragile,
         "retyped": found.retyped,
     }
+    if found.uses is not None:
+        optional["tables"] = sorted({_dotted(one) for one in found.uses.relations if one[1] not in found.uses.ctes})
+        optional["functions"] = sorted({_dotted(one) for one in found.uses.functions})
     answer.update((key, value) for key, value in optional.items() if value)
     return answer
+
+
+def _dotted(name: tuple[str, str]) -> str:
+    return ".".join(part for part in name if part)

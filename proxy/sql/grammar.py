@@ -62,6 +62,19 @@ def parse(text: str) -> list[tuple[str, Tree]]:
     return [next(iter(statement["stmt"].items())) for statement in statements if statement.get("stmt")]
 
 
+def parse_plpgsql(definition: str) -> Any:
+    """Return the tree of a CREATE FUNCTION ... LANGUAGE plpgsql: nested dicts and lists, SQL within it as text.
+
+    Raises Unparsed for what the grammar refuses.
+    """
+    try:
+        return pgparse.parse_pgsql(definition)
+    except pgparse.PGQueryError:
+        raise Unparsed("syntax") from None
+    except RecursionError:
+        raise Unparsed("too_deep") from None
+
+
 class Survey:
     """What one tree uses, at any depth.
 
@@ -71,10 +84,11 @@ class Survey:
         relations: (schema or "", name), references to CTEs among them.
         ctes: names that WITH gives; a reference to one may still mean a relation (in its own query).
         columns: last parts of column references.
+        dotted: those of them that have a part in front: `relation.name` calls a function too.
         fields: names selected from a composite value: (expression).name, which calls a function if there
             is no such column (manual, 4.2.6 and 38.4.3).
         operators: names of operators; a qualified one is "schema.name".
-        types: names of types in casts, without pg_catalog.
+        types: (schema or "", name) of types in casts.
         samplers: TABLESAMPLE methods.
         grouped: there is a GROUP BY, HAVING or JSON aggregate.
         windowed: a function is called OVER a window.
@@ -85,6 +99,7 @@ class Survey:
         "calls",
         "columns",
         "ctes",
+        "dotted",
         "fields",
         "grouped",
         "nodes",
@@ -102,9 +117,10 @@ class Survey:
         self.relations: list[tuple[str, str]] = []
         self.ctes: set[str] = set()
         self.columns: set[str] = set()
+        self.dotted: set[str] = set()
         self.fields: set[str] = set()
         self.operators: set[str] = set()
-        self.types: set[str] = set()
+        self.types: set[tuple[str, str]] = set()
         self.samplers: set[str] = set()
         self.grouped = False
         self.windowed = False
@@ -130,6 +146,8 @@ def survey(tree: Any) -> Survey:
                 last = child["fields"][-1].get("String")
                 if last:
                     seen.columns.add(last["sval"])
+                    if len(child["fields"]) > 1:
+                        seen.dotted.add(last["sval"])
                 continue
             stack.append(child)
             seen.nodes.add(key)
@@ -145,7 +163,7 @@ def survey(tree: Any) -> Survey:
                     seen.operators.add(".".join(part["String"]["sval"] for part in name))
             elif key == "typeName":
                 if "names" in child:
-                    seen.types.add(_qualified(child["names"])[1])
+                    seen.types.add(_qualified(child["names"]))
             elif key == "indirection":
                 seen.fields.update(part["String"]["sval"] for part in child if "String" in part)
             elif key == "CommonTableExpr":

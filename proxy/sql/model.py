@@ -86,6 +86,35 @@ DDL = frozenset(("ddl", "select_into"))
 """Reasons of what may change the meaning of names (and of some that don't: COMMENT, VACUUM ...)."""
 
 
+class Uses:
+    """The names in a statement whose meaning the database decides; PostgreSQL's own functions are among them,
+    since a database may have functions of the same name.
+
+    Attributes:
+        functions, relations, operators, types: (schema or "", name).
+        fields: last parts of dotted names: `relation.name` calls a function if there is no such column.
+        ctes: names that WITH gives; a relation of such a name may be that, and be nothing of the database.
+    """
+
+    __slots__ = ("ctes", "fields", "functions", "operators", "relations", "types")
+
+    def __init__(
+        self,
+        functions: frozenset[tuple[str, str]] = frozenset(),
+        relations: frozenset[tuple[str, str]] = frozenset(),
+        operators: frozenset[tuple[str, str]] = frozenset(),
+        types: frozenset[tuple[str, str]] = frozenset(),
+        fields: frozenset[str] = frozenset(),
+        ctes: frozenset[str] = frozenset(),
+    ) -> None:
+        self.functions = functions
+        self.relations = relations
+        self.operators = operators
+        self.types = types
+        self.fields = fields
+        self.ctes = ctes
+
+
 class Classification:
     """`classify(sql)` returns one of these; the object for one text is shared, so never change it.
 
@@ -109,9 +138,12 @@ class Classification:
         plain: one statement without effects, whose answer can be passed on unread.
         quick: plain, and no DDL: it may go the fast way.
         writes: whether its class is write.
+        uses: names whose meaning the database decides, or None where they don't matter.
+        at_best: what it is if all names in `uses` turn out to be harmless; None if it is that already.
     """
 
     __slots__ = (
+        "at_best",
         "cls",
         "effects",
         "ends_transaction",
@@ -128,6 +160,7 @@ class Classification:
         "settings",
         "starts_transaction",
         "statements",
+        "uses",
         "writes",
     )
 
@@ -148,6 +181,8 @@ class Classification:
         read_only_transaction: bool = False,
         fragile: bool = False,
         retyped: bool = False,
+        uses: Uses | None = None,
+        at_best: Classification | None = None,
     ) -> None:
         self.cls = cls
         self.reason = reason
@@ -166,6 +201,8 @@ class Classification:
         self.plain = not effects and statements == 1 and kind not in ("copy", "execute", "prepare", "deallocate")
         self.quick = self.plain and reason not in DDL
         self.writes = cls is Class.WRITE
+        self.uses = uses
+        self.at_best = at_best
 
     def __repr__(self) -> str:
         return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

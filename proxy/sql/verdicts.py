@@ -12,21 +12,28 @@ Called by `classify`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from . import builtins, portable
 from .grammar import READ_NODES, Survey, Tree, constant, mentions_temp, survey
-from .model import Class, Effect, is_parsed_by, names
+from .model import Class, Effect, Uses, is_parsed_by, names
 
 RANK = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
 """Strength: of several classes the highest counts."""
 
 
 class Verdict:
-    """What one statement means; the attributes are those of Classification."""
+    """What one statement means; the attributes are those of Classification, as if every name that only the
+    database knows were harmless.
+
+    Attributes:
+        doubt: the reason why that can't be told without the database, or "".
+        seen: what its queries use.
+    """
 
     __slots__ = (
         "cls",
+        "doubt",
         "effects",
         "ends",
         "fragile",
@@ -36,6 +43,7 @@ class Verdict:
         "reason",
         "resets",
         "retyped",
+        "seen",
         "settings",
         "starts",
     )
@@ -55,12 +63,36 @@ class Verdict:
         self.read_only = False
         self.fragile = False
         self.retyped = False
+        self.doubt = ""
+        self.seen: list[Survey] = []
 
     def at_least(self, cls: Class, reason: str) -> None:
         """Raise the class; the reason is that of the strongest, the first among equals."""
         if RANK[cls] > RANK[self.cls]:
             self.cls = cls
             self.reason = reason
+
+    def doubted(self, reason: str) -> None:
+        """Something is used that only the database knows; the first such reason counts."""
+        self.doubt = self.doubt or reason
+
+    def used(self) -> Uses | None:
+        """The names in it whose meaning the database decides; None if there are none."""
+        operators = [name.rpartition(".") for seen in self.seen for name in seen.operators]
+        uses = Uses(
+            functions=_outside((schema, name) for seen in self.seen for schema, name, _ in seen.calls),
+            relations=_outside(relation for seen in self.seen for relation in seen.relations),
+            operators=_outside((schema, name) for schema, _, name in operators),
+            types=_outside(type_ for seen in self.seen for type_ in seen.types),
+            fields=frozenset(name for seen in self.seen for name in seen.fields | seen.dotted),
+            ctes=frozenset(name for seen in self.seen for name in seen.ctes),
+        )
+        used = uses.functions or uses.relations or uses.operators or uses.types or uses.fields
+        return uses if used else None
+
+
+def _outside(found: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    return frozenset(one for one in found if one[0] != "pg_catalog")
 
 
 def judge(node: str, body: Tree, first_word: str) -> Verdict:
@@ -202,11 +234,12 @@ _MODIFYING = frozenset({"InsertStmt", "UpdateStmt", "DeleteStmt", "MergeStmt"})
 
 def _weigh_uses(verdict: Verdict, seen: Survey) -> None:
     """Add what the functions, relations, operators and nodes of a query mean."""
+    verdict.seen.append(seen)
     for schema, name, call in seen.calls:
         _weigh_call(verdict, schema, name, call)
     for name in seen.fields:
         # (expression).name calls a function of one argument.
-        if name not in builtins.SAFE and _is_unsafe(name):
+        if name not in builtins.SAFE and is_unsafe(name):
             _weigh_call(verdict, "", name, {})
     for schema, name in seen.relations:
         if schema.startswith("pg_temp"):
@@ -220,9 +253,11 @@ def _weigh_uses(verdict: Verdict, seen: Survey) -> None:
     if seen.columns & _SEQUENCE_COLUMNS:
         # Sequences are logged ahead, so a standby shows a value that was not reached yet.
         verdict.at_least(Class.SESSION, "sequence")
-    if seen.samplers - _SAMPLERS or any("." in name and not name.startswith("pg_catalog.") for name in seen.operators):
+    if seen.samplers - _SAMPLERS:
         verdict.at_least(Class.WRITE, "unknown_function")
         verdict.effects |= Effect.UNKNOWN_CODE
+    if any(not is_own_operator(name) for name in seen.operators):
+        verdict.doubted("unknown_operator")
     if verdict.cls is Class.READ and any(node[0].isupper() and node not in READ_NODES for node in seen.nodes):
         verdict.at_least(Class.WRITE, "unknown_node")
 
@@ -244,14 +279,18 @@ _SEQUENCE_COLUMNS = frozenset({"last_value", "is_called", "log_cnt"})
 _SAMPLERS = frozenset({"system", "bernoulli"})
 
 
-def _is_unsafe(name: str) -> bool:
+def is_own_operator(name: str) -> bool:
+    """Whether PostgreSQL itself has an operator of this name, which may be written with its schema."""
+    return name.removeprefix("pg_catalog.") in builtins.OPERATORS
+
+
+def is_unsafe(name: str) -> bool:
     return name in _UNSAFE or name.startswith(builtins.UNSAFE_PREFIXES)
 
 
 def _weigh_call(verdict: Verdict, schema: str, name: str, call: Tree) -> None:
     if schema and schema != "pg_catalog":
-        verdict.at_least(Class.WRITE, "unknown_function")
-        verdict.effects |= Effect.UNKNOWN_CODE
+        verdict.doubted("unknown_function")
     elif name in builtins.SAFE:
         pass
     elif name == "set_config":
@@ -261,14 +300,14 @@ def _weigh_call(verdict: Verdict, schema: str, name: str, call: Tree) -> None:
         verdict.at_least(Class.SESSION, "session_state")
         verdict.effects |= Effect.SET
         verdict.settings.add("seed")
-    elif _is_unsafe(name):
+    elif is_unsafe(name):
         cls, reason, effects = _UNSAFE.get(name, (Class.SESSION, "node_state", Effect.NONE))
         verdict.at_least(cls, reason)
         verdict.effects |= effects
-    else:
+    elif schema:
         verdict.at_least(Class.WRITE, "unknown_function")
-        if not schema:
-            verdict.effects |= Effect.UNKNOWN_CODE
+    else:
+        verdict.doubted("unknown_function")
 
 
 _UNSAFE: dict[str, tuple[Class, str, Effect]] = {
@@ -394,6 +433,7 @@ def _declare(body: Tree) -> Verdict:
         verdict.at_least(Class.WRITE, inner.reason)
     verdict.effects = inner.effects | (Effect.HOLD if body.get("options", 0) & _CURSOR_HOLD else Effect.NONE)
     verdict.settings = inner.settings
+    verdict.doubt, verdict.seen = inner.doubt, inner.seen
     return verdict
 
 

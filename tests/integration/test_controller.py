@@ -112,6 +112,7 @@ async def controller(
         instance=1,
         paths=paths,
         dial=dial_as_prober,
+        dial_database=dial_as_prober,
         clock=SystemClock(),
         rng=SeededRng(1),
     )

@@ -35,6 +35,7 @@ def ask(
     cls: Class,
     *,
     split: bool = True,
+    known: bool = True,
     written: int = 0,
     replicas: int = 10,
     columnar: int = 10,
@@ -46,6 +47,7 @@ def ask(
         route = router.route(
             cls,
             split=split,
+            known=known,
             written_ns=written,
             replicas_ns=replicas,
             columnar_ns=columnar,
@@ -115,6 +117,13 @@ def test_after_a_write_reads_stay_until_copies_have_it() -> None:
     assert ask(nodes, Class.ANALYTIC, written=10, columnar=10) == "hold"
     assert ask(nodes, Class.ANALYTIC, written=10, columnar=11) == "c analytic"
     assert ask(router("p", "r", has_columnar=True), Class.ANALYTIC, written=10, replicas=10) == "hold"
+
+
+@pytest.mark.parametrize("cls", [Class.READ, Class.ANALYTIC])
+def test_no_copy_serves_before_it_is_known_what_names_mean(cls: Class) -> None:
+    assert ask(router("p", "r", "c"), cls, known=False) == "p catalogue_unread"
+    assert ask(router("", "r", "c"), cls, known=False) == "none"
+    assert ask(router("p", "r", "c"), Class.WRITE, known=False) == "p write"
 
 
 def test_the_least_loaded_copy() -> None:

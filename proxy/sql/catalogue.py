@@ -1,0 +1,118 @@
+"""What the names of one database mean for routing, beyond PostgreSQL's own: the artefact's type and its use.
+
+A `Catalogue` is read from the node by the controller (`sql.inventory` makes it from the rows) and replaced whole.
+A name stands for all that bear it: one that is written without a schema means the worst of its namesakes in any
+schema, so the search_path is not asked. That costs a statement its replica only where two schemas have different
+things by one name.
+
+Source: PostgreSQL manual, chapters 10 (which function a call means), 38.7 (volatility), 27.4.2 (what a standby
+refuses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from . import builtins
+from .model import Class, Classification, Effect, Uses
+
+HARMLESS = ""
+"""The reason of a name that is known and does nothing but read what every copy has."""
+
+Names = dict[str, dict[str, str]]
+"""name -> schema -> reason why it needs the primary, or HARMLESS."""
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of one database; of types only those that need the primary."""
+
+    version: str = ""
+    """Mark of what it was read from: equal marks, equal content."""
+    functions: Names = {}
+    relations: Names = {}
+    operators: Names = {}
+    """Of extensions and users, whose names may be PostgreSQL's own too."""
+    types: Names = {}
+    fields: dict[str, str] = {}
+    """Functions that need the primary and that `relation.name` may call."""
+    hidden: str = ""
+    """Why no read may leave the primary, whatever its text: an implicit cast or an operator class that isn't
+    harmless is found without a name."""
+
+
+def bind(found: Classification, catalogue: Catalogue) -> Classification:
+    """What a statement is in a database with this catalogue."""
+    uses = found.uses
+    return found if uses is None else resolved(found, reason_in(catalogue, uses))
+
+
+def resolved(found: Classification, trouble: str) -> Classification:
+    """What a statement is whose names need the primary for this reason, or are HARMLESS."""
+    best = found.at_best or found
+    if not trouble:
+        return best
+    if best.writes:
+        return found
+    return Classification(
+        Class.WRITE,
+        trouble,
+        effects=found.effects | (Effect.NONE if trouble in _WITHOUT_CODE else Effect.UNKNOWN_CODE),
+        settings=found.settings,
+        resets=found.resets,
+        kind=found.kind,
+        name=found.name,
+        name_span=found.name_span,
+        uses=found.uses,
+    )
+
+
+_WITHOUT_CODE = frozenset(("foreign_table", "no_catalogue", "unknown_relation", "unlogged"))
+"""Reasons of what runs no code of its own."""
+
+
+def reason_in(catalogue: Catalogue, uses: Uses) -> str:
+    """Why a statement that uses these names needs the primary; HARMLESS if it does not."""
+    if catalogue.hidden:
+        return catalogue.hidden
+    for schema, name in uses.functions:
+        reason = _of(catalogue.functions, schema, name)
+        if reason is None:
+            reason = HARMLESS if not schema and name in builtins.SAFE else "unknown_function"
+        if reason:
+            return reason
+    for schema, name in uses.operators:
+        reason = _of(catalogue.operators, schema, name)
+        if reason is None:
+            reason = HARMLESS if not schema and name in builtins.OPERATORS else "unknown_operator"
+        if reason:
+            return reason
+    for schema, name in uses.relations:
+        reason = _of(catalogue.relations, schema, name)
+        if reason is None:
+            reason = HARMLESS if not schema and name in uses.ctes else "unknown_relation"
+        if reason:
+            return reason
+    for schema, name in uses.types:
+        if reason := _of(catalogue.types, schema, name):
+            return reason
+    for name in uses.fields:
+        if reason := catalogue.fields.get(name):
+            return reason
+    return HARMLESS
+
+
+def _of(known: Names, schema: str, name: str) -> str | None:
+    """The worst that a name may mean; None if nothing bears it."""
+    namesakes: Mapping[str, str] | None = known.get(name)
+    if namesakes is None:
+        return None
+    if schema:
+        return namesakes.get(schema)
+    return worst(namesakes.values())
+
+
+def worst(reasons: Collection[str]) -> str:
+    """Any reason but HARMLESS, the first in the alphabet, so that the answer doesn't depend on an order."""
+    return min((reason for reason in reasons if reason), default=HARMLESS)

@@ -1,0 +1,408 @@
+"""A database's own functions, views, policies, operators, casts and types, weighed into a `Catalogue`. Pure.
+
+Owns the queries that read them from a node, and the rules by which one is harmless: what it is made of is looked at
+as a statement is (`verdicts`), and what that uses in turn has to be harmless too. Volatility marks are promises that
+PostgreSQL doesn't check (manual, 38.7: a STABLE function may call nextval()), so for SQL and PL/pgSQL the body
+decides and the mark is not asked; for other languages the mark is all there is, and it is believed of extensions
+whose functions are known for keeping it.
+
+Called by the controller's reader of catalogues and by `pgtrident classify --dsn`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from . import builtins, lexical
+from .catalogue import HARMLESS, Catalogue, Names, reason_in, worst
+from .grammar import Unparsed, parse, parse_plpgsql
+from .model import Class, Uses, names
+from .verdicts import is_unsafe, judge
+
+Row = list[str | None]
+Rows = Mapping[str, list[Row]]
+
+MAX_ROWS = 100_000
+"""Of one query; a database that has more gets no catalogue."""
+MAX_BODY = 64 * 1024
+"""Characters of a definition; a longer one is not looked at and needs the primary."""
+
+PREPARE = "SET search_path = ''"
+"""Sent first, so that what the node prints is written with its schemas."""
+
+_USERS = 16384
+"""FirstNormalObjectId (access/transam.h): what has a smaller oid came with the database cluster."""
+
+QUERIES = {
+    "relations": f"""\
+SELECT n.nspname, c.relname, c.relkind, c.relpersistence,
+ CASE WHEN c.relkind = 'v' AND c.oid >= {_USERS} THEN pg_catalog.left(pg_catalog.pg_get_viewdef(c.oid), {MAX_BODY}) END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND n.nspname !~ '^pg_(toast|temp_)'""",
+    "parents": """\
+WITH RECURSIVE up(ancestor, kind) AS (
+ SELECT i.inhparent, CASE c.relkind WHEN 'f' THEN 'f' ELSE 'u' END
+ FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+ WHERE c.relkind = 'f' OR c.relpersistence = 'u'
+ UNION SELECT i.inhparent, up.kind FROM pg_catalog.pg_inherits i JOIN up ON up.ancestor = i.inhrelid)
+SELECT n.nspname, c.relname, up.kind
+FROM up JOIN pg_catalog.pg_class c ON c.oid = up.ancestor JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace""",
+    "policies": """\
+SELECT n.nspname, c.relname, pg_catalog.pg_get_expr(p.polqual, p.polrelid)
+FROM pg_catalog.pg_policy p JOIN pg_catalog.pg_class c ON c.oid = p.polrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relrowsecurity AND p.polcmd IN ('*', 'r') AND p.polqual IS NOT NULL""",
+    "functions": f"""\
+SELECT n.nspname, p.proname, p.prokind, p.provolatile, l.lanname, e.extname,
+ pg_catalog.left(CASE l.lanname WHEN 'plpgsql' THEN pg_catalog.pg_get_functiondef(p.oid)
+  WHEN 'sql' THEN coalesce(pg_catalog.pg_get_function_sqlbody(p.oid), p.prosrc) END, {MAX_BODY}),
+ pg_catalog.pg_get_expr(p.proargdefaults, 0),
+ p.pronargs - p.pronargdefaults <= 1 AND p.pronargs >= 1
+  AND (SELECT t.typtype IN ('c', 'p') FROM pg_catalog.pg_type t WHERE t.oid = p.proargtypes[0]),
+ (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(fn.nspname, f.proname, f.provolatile))
+  FROM pg_catalog.pg_aggregate a, pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace fn ON fn.oid = f.pronamespace
+  WHERE a.aggfnoid = p.oid AND f.oid IN (a.aggtransfn, a.aggfinalfn, a.aggcombinefn, a.aggserialfn, a.aggdeserialfn,
+   a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn))
+FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+JOIN pg_catalog.pg_language l ON l.oid = p.prolang
+LEFT JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = p.oid
+ AND d.deptype = 'e' AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+LEFT JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
+WHERE p.oid >= {_USERS} AND p.prokind <> 'p' AND n.nspname !~ '^pg_temp_'""",
+    "operators": f"""\
+SELECT n.nspname, o.oprname, pn.nspname, p.proname, p.provolatile
+FROM pg_catalog.pg_operator o JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+JOIN pg_catalog.pg_proc p ON p.oid = o.oprcode JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
+WHERE o.oid >= {_USERS}""",
+    "casts": f"""\
+SELECT n.nspname, t.typname, c.castcontext, pn.nspname, p.proname, p.provolatile
+FROM pg_catalog.pg_cast c JOIN pg_catalog.pg_type t ON t.oid = c.casttarget
+JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+JOIN pg_catalog.pg_proc p ON p.oid = c.castfunc JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
+WHERE c.oid >= {_USERS}""",
+    "classes": f"""\
+SELECT pn.nspname, p.proname, p.provolatile
+FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
+WHERE p.oid >= {_USERS} AND p.oid IN (
+ SELECT amproc FROM pg_catalog.pg_amproc UNION
+ SELECT o.oprcode FROM pg_catalog.pg_amop a JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr)""",
+    "domains": f"""\
+WITH RECURSIVE parts(whole, part) AS (
+ SELECT t.oid, t.typbasetype FROM pg_catalog.pg_type t WHERE t.typbasetype >= {_USERS}
+ UNION ALL SELECT t.oid, t.typelem FROM pg_catalog.pg_type t WHERE t.typelem >= {_USERS} AND t.typlen = -1
+ UNION ALL SELECT c.reltype, a.atttypid FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+  WHERE a.atttypid >= {_USERS} AND c.reltype <> 0),
+uses(checked, used) AS (
+ SELECT c.contypid, c.contypid FROM pg_catalog.pg_constraint c WHERE c.contypid >= {_USERS}
+ UNION SELECT uses.checked, parts.whole FROM uses JOIN parts ON parts.part = uses.used)
+SELECT n.nspname, t.typname, pg_catalog.pg_get_expr(c.conbin, 0)
+FROM uses JOIN pg_catalog.pg_type t ON t.oid = uses.used JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+JOIN pg_catalog.pg_constraint c ON c.contypid = uses.checked
+WHERE n.nspname !~ '^pg_temp_'""",
+}
+"""What is asked of a node, one result each; `catalogue_of` takes the rows, every value as text. Manual, chapter 53."""
+
+
+MARK = f"""\
+SELECT {
+    ", ".join(
+        f"(SELECT pg_catalog.concat_ws('.', pg_catalog.count(*), pg_catalog.sum(pg_catalog.hashtextextended("
+        f"pg_catalog.concat_ws(' ', {key}, t.xmin), 0))) FROM pg_catalog.{table} t WHERE {condition})"
+        for table, key, condition in (
+            ("pg_proc", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_class", "t.oid", "t.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"),
+            ("pg_namespace", "t.oid", "true"),
+            ("pg_rewrite", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_policy", "t.oid", "true"),
+            ("pg_inherits", "t.inhrelid", "true"),
+            ("pg_operator", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_cast", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_amop", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_amproc", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_type", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_constraint", "t.oid", "t.contypid <> 0"),
+            ("pg_extension", "t.oid", "true"),
+        )
+    )
+}"""
+"""One row that changes whenever an answer to QUERIES may: every version of every row has a mark of its own (xmin).
+With 10,000 relations it takes some 10 ms."""
+
+
+def catalogue_of(rows: Rows) -> Catalogue:
+    """Return the catalogue of a database from the rows of QUERIES. Takes 50-500 us for each function and view."""
+    things: list[_Thing] = [
+        *_relations(rows["relations"], rows["parents"], rows["policies"]),
+        *_functions(rows["functions"]),
+        *_operators(rows["operators"]),
+        *_types(rows["casts"], rows["domains"]),
+    ]
+    catalogue = Catalogue(version=_mark(rows))
+    tables = {
+        "function": catalogue.functions,
+        "relation": catalogue.relations,
+        "operator": catalogue.operators,
+        "type": catalogue.types,
+    }
+    for thing in things:
+        _note(tables[thing.kind], thing)
+        _note_field(catalogue, thing)
+    _spread(catalogue, tables, things)
+    hidden = [
+        reason_in(catalogue, uses)
+        for uses in (
+            *(_of_function(row[3:6]) for row in rows["casts"] if row[2] == "i"),
+            *(_of_function(row) for row in rows["classes"]),
+        )
+    ]
+    return Catalogue(
+        version=catalogue.version,
+        functions=catalogue.functions,
+        relations=catalogue.relations,
+        operators=catalogue.operators,
+        types={name: schemas for name, schemas in catalogue.types.items() if any(schemas.values())},
+        fields=catalogue.fields,
+        hidden=worst(hidden),
+    )
+
+
+class _Thing:
+    """Something with a name: why it needs the primary by itself, and what it uses in turn."""
+
+    __slots__ = ("is_field", "kind", "name", "reason", "schema", "uses")
+
+    def __init__(self, kind: str, schema: str, name: str, reason: str, uses: Iterable[Uses] = ()) -> None:
+        self.kind = kind
+        self.schema = schema
+        self.name = name
+        self.reason = reason
+        self.uses = list(uses)
+        self.is_field = False
+
+
+def _note(known: Names, thing: _Thing) -> None:
+    """One name may stand for several things in a schema (overloads): the worst of them counts."""
+    schemas = known.setdefault(thing.name, {})
+    schemas[thing.schema] = worst([schemas.get(thing.schema, HARMLESS), thing.reason])
+
+
+def _note_field(catalogue: Catalogue, thing: _Thing) -> None:
+    if thing.is_field and thing.reason:
+        catalogue.fields[thing.name] = worst([catalogue.fields.get(thing.name, HARMLESS), thing.reason])
+
+
+def _spread(catalogue: Catalogue, tables: Mapping[str, Names], things: list[_Thing]) -> None:
+    """What uses something that needs the primary needs it too, until nothing changes."""
+    open_things = [thing for thing in things if not thing.reason and thing.uses]
+    changed = True
+    while changed:
+        changed = False
+        left = []
+        for thing in open_things:
+            thing.reason = next((reason for uses in thing.uses if (reason := reason_in(catalogue, uses))), HARMLESS)
+            if thing.reason:
+                _note(tables[thing.kind], thing)
+                _note_field(catalogue, thing)
+                changed = True
+            else:
+                left.append(thing)
+        open_things = left
+
+
+def _mark(rows: Rows) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for name in QUERIES:
+        for row in sorted(rows[name], key=repr):
+            digest.update(repr(row).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+# --- relations ---------------------------------------------------------------------------------------
+
+_KINDS = {"S": "sequence", "f": "foreign_table"}
+"""A sequence is logged ahead, so a standby shows a value that was not reached yet; what a foreign table reads is
+found from the node that reads it."""
+_PARENTS = {"u": "unlogged", "f": "foreign_table"}
+
+
+def _relations(relations: list[Row], parents: list[Row], policies: list[Row]) -> Iterator[_Thing]:
+    for schema, name, kind, persistence, definition in relations:
+        reason = "unlogged" if persistence == "u" else _KINDS.get(kind or "", HARMLESS)
+        uses: list[Uses] = []
+        if definition is not None and not reason:
+            reason, uses = _statements(definition)
+        yield _Thing("relation", schema or "", name or "", reason, uses)
+    for schema, name, kind in parents:
+        yield _Thing("relation", schema or "", name or "", _PARENTS[kind or "u"])
+    for schema, name, condition in policies:
+        yield _Thing("relation", schema or "", name or "", *_expression(condition))
+
+
+# --- functions ---------------------------------------------------------------------------------------
+
+_KEPT = names(
+    """
+    btree_gin btree_gist citext cube dict_int dict_xsyn earthdistance fuzzystrmatch h3 hstore intarray ip4r isn ltree
+    pg_trgm pgcrypto postgis postgis_raster seg unaccent uuid-ossp vector
+    """
+)
+"""Extensions whose functions that are marked immutable or stable read nothing but their arguments and tables."""
+_VALUES = names(
+    """
+    gen_random_bytes gen_random_uuid gen_salt pgp_pub_encrypt pgp_pub_encrypt_bytea pgp_sym_encrypt
+    pgp_sym_encrypt_bytea uuid_generate_v1 uuid_generate_v1mc uuid_generate_v4
+    """
+)
+"""Of these extensions: volatile, but their only effect is another value."""
+
+
+def _functions(functions: list[Row]) -> Iterator[_Thing]:
+    for schema, name, kind, volatile, language, extension, body, defaults, is_field, parts in functions:
+        reason, uses = HARMLESS, []
+        if kind == "a":
+            uses = [_of_function(part) for part in json.loads(parts or "[]")]
+        elif language == "plpgsql" and body is not None:
+            reason, uses = _plpgsql(body)
+        elif language == "sql" and body is not None:
+            reason, uses = _sql_body(body)
+        elif not _is_kept(name or "", volatile or "v", language or "", extension):
+            reason = "volatile_function" if volatile == "v" else "unknown_function"
+        if defaults is not None and not reason:
+            reason, more = _expression(defaults)
+            uses = [*uses, *more]
+        thing = _Thing("function", schema or "", name or "", reason, uses)
+        thing.is_field = is_field == "t"
+        yield thing
+
+
+def _is_kept(name: str, volatile: str, language: str, extension: str | None) -> bool:
+    """Whether a function in a language that can't be read is harmless."""
+    if language not in ("c", "internal") or extension is None:
+        return False
+    return volatile == "i" or (extension in _KEPT and (volatile == "s" or name in _VALUES))
+
+
+def _of_function(function: Row) -> Uses:
+    """The use of one function, given as (schema, name, volatility). An implementation that PostgreSQL has itself, for
+    an operator say, is in no list of what statements call; it is harmless if it is immutable."""
+    schema, name, volatile = function
+    if schema != "pg_catalog":
+        return Uses(functions=frozenset({(schema or "", name or "")}))
+    if name in builtins.SAFE or (volatile == "i" and not is_unsafe(name or "")):
+        return Uses()
+    return Uses(functions=frozenset({("pg_catalog", name or "")}))
+
+
+def _operators(operators: list[Row]) -> Iterator[_Thing]:
+    for schema, name, *function in operators:
+        yield _Thing("operator", schema or "", name or "", HARMLESS, [_of_function(function)])
+
+
+def _types(casts: list[Row], domains: list[Row]) -> Iterator[_Thing]:
+    """A cast by a function counts for its target type, and a check for its domain and all that contains it."""
+    for schema, name, _, *function in casts:
+        yield _Thing("type", schema or "", name or "", HARMLESS, [_of_function(function)])
+    for schema, name, condition in domains:
+        # An array is written by the name of its elements.
+        yield _Thing("type", schema or "", (name or "").removeprefix("_"), *_expression(condition))
+        yield _Thing("type", schema or "", name or "", *_expression(condition))
+
+
+# --- what code does ----------------------------------------------------------------------------------
+
+
+def _statements(text: str) -> tuple[str, list[Uses]]:
+    """Why any statement of a text needs the primary by itself, and what they use."""
+    if len(text) >= MAX_BODY or lexical.trouble(text) or lexical.too_many_parts(text.encode("utf-8", "surrogatepass")):
+        return "too_complex", []
+    try:
+        verdicts = [judge(node, body, "") for node, body in parse(text)]
+    except Unparsed:
+        return "unknown_function", []
+    reasons = [verdict.reason for verdict in verdicts if verdict.cls not in (Class.READ, Class.ANALYTIC)]
+    return worst(reasons), [uses for verdict in verdicts if (uses := verdict.used()) is not None]
+
+
+def _expression(text: str | None) -> tuple[str, list[Uses]]:
+    """The same for an expression, or several with commas between."""
+    return _statements(f"SELECT {text}") if text else (HARMLESS, [])
+
+
+def _sql_body(body: str) -> tuple[str, list[Uses]]:
+    """The body of an SQL function: a string, or as PostgreSQL prints RETURN and BEGIN ATOMIC (manual, CREATE
+    FUNCTION)."""
+    bare = body.strip()
+    if bare.upper().startswith("RETURN "):
+        return _expression(bare[len("RETURN ") :])
+    if bare.upper().startswith("BEGIN ATOMIC"):
+        return _statements(bare[len("BEGIN ATOMIC") :].rstrip(";").rstrip().removesuffix("END"))
+    return _statements(body)
+
+
+_PLPGSQL_HARMLESS = names(
+    """
+    PLpgSQL_assign PLpgSQL_case_when PLpgSQL_condition PLpgSQL_diag_item PLpgSQL_exception PLpgSQL_exception_block
+    PLpgSQL_expr PLpgSQL_function PLpgSQL_if_elsif PLpgSQL_raise_option PLpgSQL_rec PLpgSQL_recfield PLpgSQL_row
+    PLpgSQL_stmt_assert PLpgSQL_stmt_assign PLpgSQL_stmt_block PLpgSQL_stmt_case PLpgSQL_stmt_execsql PLpgSQL_stmt_exit
+    PLpgSQL_stmt_foreach_a PLpgSQL_stmt_fori PLpgSQL_stmt_forc PLpgSQL_stmt_fors PLpgSQL_stmt_getdiag PLpgSQL_stmt_if
+    PLpgSQL_stmt_loop PLpgSQL_stmt_perform PLpgSQL_stmt_raise PLpgSQL_stmt_return PLpgSQL_stmt_return_next
+    PLpgSQL_stmt_return_query PLpgSQL_stmt_while PLpgSQL_type PLpgSQL_var
+    """
+)
+"""Nodes that do nothing themselves: what they run is in the SQL that they hold. Not among them: EXECUTE of a string,
+CALL, COMMIT, and OPEN, whose cursor outlives the call."""
+_STATEMENT, _EXPRESSION = 0, 2
+"""PLpgSQL_expr.parseMode; the others are assignments (parser/parser.h, RawParseMode)."""
+
+
+def _plpgsql(definition: str) -> tuple[str, list[Uses]]:
+    if len(definition) >= MAX_BODY:
+        return "too_complex", []
+    try:
+        tree = parse_plpgsql(definition)
+    except Unparsed:
+        return "unknown_function", []
+    reasons: list[str] = []
+    uses: list[Uses] = []
+    stack: list[Any] = [tree]
+    while stack:
+        value = stack.pop()
+        if type(value) is list:
+            stack.extend(value)
+        elif type(value) is dict:
+            for key, child in value.items():
+                if (key.startswith("PLpgSQL_") and key not in _PLPGSQL_HARMLESS) or key == "dynquery":
+                    reasons.append("runs_sql")
+                elif key == "PLpgSQL_expr":
+                    reason, more = _plpgsql_sql(child["query"], child.get("parseMode", _STATEMENT))
+                    reasons.append(reason)
+                    uses += more
+                elif key == "PLpgSQL_type":
+                    reason, more = _expression(f"NULL::{child['typname']}") if "%" not in child["typname"] else ("", [])
+                    reasons.append(reason)
+                    uses += more
+                else:
+                    stack.append(child)
+    return worst(reasons), uses
+
+
+def _plpgsql_sql(query: str, mode: int) -> tuple[str, list[Uses]]:
+    if mode == _STATEMENT:
+        return _statements(query)
+    if mode == _EXPRESSION:
+        return _expression(query)
+    # target := expression, or target = expression; the target may have subscripts that are expressions too.
+    depth = 0
+    for _, start, end in lexical.tokens(query):
+        mark = query[start:end]
+        depth += (mark in "([") - (mark in ")]") if len(mark) == 1 else 0
+        if depth == 0 and mark in (":", "=", ":="):
+            value = query[end:].removeprefix("=")
+            target = query[:start]
+            reason, uses = _expression(value)
+            reason_of_target, more = _expression(target)
+            return worst([reason, reason_of_target]), uses + more
+    return "unknown_function", []

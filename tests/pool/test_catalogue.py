@@ -1,0 +1,165 @@
+"""Reads whose names hide something: what the database's catalogue says of them decides, and never an old one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from ..support.fleet import Fleet
+from ..support.rawpg import B, E, P, Q, S, Wire
+from .conftest import Serve, Service, eventually
+
+SPLIT: dict[str, Any] = {"routing": {"read_split": True, "catalogue_interval": 0.2}}
+TWO = {"workers": 2, **SPLIT}
+NEVER = 3600
+"""Seconds; DDL that passes by the proxy is not noticed."""
+
+HARMLESS = {
+    "function": "SELECT item_label(2)",
+    "view": "SELECT id FROM plain_view WHERE id = 2",
+    "operator": "SELECT 1 <+> 2",
+}
+HIDDEN = {
+    "view": "SELECT n FROM ticket_view",
+    "function": "SELECT add_trail_mislabelled(1)",
+    "operator": "SELECT 1 <*> 2",
+    "cast": "SELECT 1::counted",
+    "unlogged": "SELECT count(*) FROM scratch",
+    "joined": "SELECT i.id FROM item i JOIN scratch s ON s.a = i.id",
+    "sequence": "SELECT last_value FROM ticket",
+}
+OBJECTS = """
+CREATE VIEW plain_view AS SELECT id FROM item;
+CREATE FUNCTION plus(a int, b int) RETURNS int LANGUAGE sql AS 'SELECT a + b';
+CREATE FUNCTION count_up(i int, j int DEFAULT 1) RETURNS bigint LANGUAGE sql STABLE AS $$ SELECT nextval('ticket') $$;
+CREATE OPERATOR <+> (LEFTARG = int, RIGHTARG = int, FUNCTION = plus);
+CREATE FUNCTION count_both(i int, j int) RETURNS bigint LANGUAGE sql STABLE AS $$ SELECT nextval('ticket') $$;
+CREATE OPERATOR <*> (LEFTARG = int, RIGHTARG = int, FUNCTION = count_both);
+CREATE DOMAIN counted AS int CHECK (count_up(VALUE) > 0);
+"""
+
+
+def on_copies(service: Service, client: Wire, sql: str) -> bool:
+    """Whether a read is answered by a replica, sooner or later."""
+    client.query(f"/* {sql} */ {sql}")
+    return bool(service.reached(f"/* {sql} */") - {"primary"})
+
+
+@pytest.fixture
+def service(serve: Serve, fleet: Fleet) -> Service:
+    service = serve(SPLIT)
+    service.admin.run(OBJECTS)
+    fleet.caught_up()
+    return service
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_only_reads_goes_to_a_copy(service: Service, what: str) -> None:
+    client = service.client(pool=20)
+    assert eventually(lambda: on_copies(service, client, HARMLESS[what]), 10)
+
+
+@pytest.mark.parametrize("extended", [False, True])
+@pytest.mark.parametrize("what", HIDDEN)
+def test_what_hides_more_goes_to_the_primary(service: Service, what: str, extended: bool) -> None:
+    client = service.client(pool=20)
+    assert eventually(lambda: on_copies(service, client, HARMLESS["view"]), 10)
+    for _ in range(4):
+        sql = f"/* hidden */ {HIDDEN[what]}"
+        replies = client.send(*(P("", sql), B(), E(), S) if extended else (Q(sql),)).until()
+        assert {reply.kind for reply in replies if reply.kind in "DE"} == {"D"}
+        assert service.reached("/* hidden */") <= {"primary"}
+
+
+CHANGES = {
+    "new view": ("CREATE VIEW late AS SELECT nextval('ticket') AS n", "SELECT n FROM late"),
+    "other function": (
+        "CREATE OR REPLACE FUNCTION plus(a int, b int) RETURNS int LANGUAGE sql AS $$ SELECT nextval('ticket')::int $$",
+        "SELECT 1 <+> 2",
+    ),
+    "other view": (
+        "CREATE OR REPLACE VIEW plain_view AS SELECT id + add_trail(1) * 0 AS id FROM item",
+        "SELECT id FROM plain_view WHERE id = 2",
+    ),
+    "unlogged": ("ALTER TABLE item SET UNLOGGED", "SELECT count(*) FROM item"),
+    "policy": (
+        "ALTER TABLE item ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;"
+        " CREATE POLICY p ON item USING (count_both(id, 1) > 0)",
+        "SELECT count(*) FROM item",
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", [SPLIT, TWO], ids=["one worker", "two workers"])
+@pytest.mark.parametrize("within", ["alone", "transaction"])
+@pytest.mark.parametrize("what", CHANGES)
+def test_after_ddl_no_old_catalogue_is_believed(
+    serve: Serve, fleet: Fleet, settings: dict[str, Any], within: str, what: str
+) -> None:
+    service = serve(settings)
+    service.admin.run(OBJECTS)
+    fleet.caught_up()
+    writer, readers = service.client(pool=20), [service.client(pool=20) for _ in range(3)]
+    ddl, read = CHANGES[what]
+    for reader in readers:
+        assert eventually(
+            lambda reader=reader: on_copies(service, reader, "SELECT id FROM plain_view WHERE id = 2"), 10
+        )
+    for statement in ("BEGIN", ddl, "COMMIT") if within == "transaction" else (ddl,):
+        writer.query(statement)
+    for _ in range(5):
+        for reader in readers:
+            assert reader.value(f"/* after */ {read}") is not None
+            assert service.reached("/* after */") <= {"primary"}
+    if what != "unlogged":
+        # It has been read again, and the rest goes to copies as before.
+        assert eventually(lambda: on_copies(service, readers[0], "SELECT count(*) FROM trail"), 10)
+
+
+def test_ddl_that_passes_by_is_seen_at_the_next_look(service: Service) -> None:
+    client = service.client(pool=20)
+    assert eventually(lambda: on_copies(service, client, "SELECT id FROM plain_view WHERE id = 2"), 10)
+    service.admin.run("CREATE OR REPLACE VIEW plain_view AS SELECT id + add_trail(1) * 0 AS id FROM item")
+
+    tries = itertools.count()
+
+    def moved() -> bool:
+        mark = f"/* moved {next(tries)} */"
+        client.query(f"{mark} SELECT id FROM plain_view WHERE id = 2")
+        return service.reached(mark) <= {"primary"}
+
+    assert eventually(moved, 10)
+
+
+def test_a_database_that_cannot_be_read_keeps_its_reads_on_the_primary(serve: Serve, fleet: Fleet) -> None:
+    fleet.primary.query("DROP ROLE IF EXISTS watcher; CREATE ROLE watcher LOGIN")
+    fleet.caught_up()
+    service = serve({**SPLIT, "health": {"user": "watcher"}}, own=True)
+    service.admin.run(f"REVOKE CONNECT ON DATABASE {service.database} FROM PUBLIC")
+    fleet.caught_up()
+    client = service.client(pool=20)
+    for _ in range(4):
+        assert client.value("/* kept */ SELECT count(*) FROM item") == "20"
+        assert service.reached("/* kept */") <= {"primary"}
+    assert service.proxy.wait_for("catalogue_unreadable")["database"] == service.database
+    service.admin.run(f"GRANT CONNECT ON DATABASE {service.database} TO PUBLIC")
+    assert eventually(lambda: on_copies(service, client, "SELECT count(*) FROM item"), 10)
+
+
+def test_without_the_controller_what_changed_stays_on_the_primary(serve: Serve, fleet: Fleet) -> None:
+    service = serve({"routing": {"read_split": True, "catalogue_interval": NEVER}}, own=True)
+    service.admin.run(OBJECTS)
+    fleet.caught_up()
+    client = service.client(pool=20)
+    assert eventually(lambda: on_copies(service, client, "SELECT id FROM plain_view WHERE id = 2"), 10)
+    os.kill(int(service.proxy.wait_for("child_started", child="controller")["pid"]), signal.SIGKILL)
+    client.query("CREATE VIEW late AS SELECT nextval('ticket') AS n")
+    for _ in range(5):
+        assert client.value("/* late */ SELECT n FROM late") is not None
+        assert service.reached("/* late */") <= {"primary"}
+    # The one that comes after it reads the catalogue anew.
+    assert eventually(lambda: on_copies(service, client, "SELECT id FROM plain_view WHERE id = 2"), 20)

@@ -1,0 +1,169 @@
+"""The catalogue without a server: names to reasons, and what a worker believes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.routing.bind import Binding
+from proxy.sql import inventory
+from proxy.sql.catalogue import Catalogue, bind
+from proxy.sql.classify import classify
+from proxy.sql.model import Class, Effect
+
+NONE: dict[str, Any] = {name: [] for name in inventory.QUERIES}
+ITEM = ["public", "item", "r", "p", None]
+
+
+def function(name: str, body: str, language: str = "sql", **more: str | None) -> list[str | None]:
+    """A row of QUERIES["functions"]."""
+    row = {"schema": "public", "kind": "f", "volatile": "v", "extension": None, "defaults": None, "field": "f"} | more
+    return [
+        row["schema"],
+        name,
+        row["kind"],
+        row["volatile"],
+        language,
+        row["extension"],
+        body if language in ("sql", "plpgsql") else None,
+        row["defaults"],
+        row["field"],
+        None,
+    ]
+
+
+def plpgsql(body: str) -> str:
+    return f"CREATE FUNCTION f(i integer) RETURNS integer LANGUAGE plpgsql AS $function$\n{body}\n$function$"
+
+
+def functions(*rows: list[str | None]) -> dict[str, dict[str, str]]:
+    return inventory.catalogue_of({**NONE, "relations": [ITEM], "functions": list(rows)}).functions
+
+
+@given(st.text(max_size=60), st.sampled_from(["sql", "plpgsql", "c"]))
+def test_no_body_makes_it_raise(body: str, language: str) -> None:
+    functions(function("f", body, language))
+    functions(function("f", plpgsql(f"BEGIN {body} END"), "plpgsql"), function("g", "SELECT 1", defaults=body))
+
+
+@pytest.mark.parametrize("depth", [100, 1000, 3000])
+@pytest.mark.parametrize(
+    ("before", "after"), [("BEGIN ", "END; "), ("IF true THEN ", "END IF; "), ("PERFORM ((", "))")]
+)
+def test_deep_bodies_need_the_primary_or_are_read(depth: int, before: str, after: str) -> None:
+    body = plpgsql(f"BEGIN {before * depth} {after * depth} END")
+    assert "public" in functions(function("f", body, "plpgsql"))["f"]
+
+
+@pytest.mark.parametrize(
+    ("language", "volatile", "extension", "reason"),
+    [
+        ("c", "i", "anything", ""),
+        ("c", "s", "hstore", ""),
+        ("internal", "i", "citext", ""),
+        ("c", "s", "anything", "unknown_function"),
+        ("c", "v", "hstore", "volatile_function"),
+        ("c", "i", None, "unknown_function"),
+        ("plpython3u", "i", "anything", "unknown_function"),
+    ],
+)
+def test_marks_are_believed_of_extensions_alone(
+    language: str, volatile: str, extension: str | None, reason: str
+) -> None:
+    assert functions(function("f", "", language, volatile=volatile, extension=extension)) == {"f": {"public": reason}}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "OPEN c FOR SELECT 1",
+        "EXECUTE 'SELECT 1'",
+        "FOR r IN EXECUTE 'SELECT 1' LOOP NULL; END LOOP",
+        "CALL p()",
+        "COMMIT",
+        "x[nextval('s')] := 1",
+        "x := nextval('s')",
+        "x = nextval('s')",
+        "RAISE NOTICE '%', nextval('s')",
+        "SET LOCAL work_mem = '1MB'",
+        "FOREACH x IN ARRAY ARRAY[1] LOOP DELETE FROM item; END LOOP",
+    ],
+)
+def test_what_plpgsql_may_not_do(statement: str) -> None:
+    declared = "DECLARE x int; r record; c refcursor;"
+    good = functions(function("f", plpgsql(f"{declared} BEGIN x := 1; RETURN x; END"), "plpgsql"))
+    assert good["f"]["public"] == ""
+    bad = functions(function("f", plpgsql(f"{declared} BEGIN {statement}; RETURN 1; END"), "plpgsql"))
+    assert bad["f"]["public"] != ""
+
+
+def test_what_uses_it_needs_the_primary_too_whatever_the_order() -> None:
+    rows = [
+        function("a", "SELECT b()"),
+        function("b", "SELECT c()"),
+        function("c", "SELECT a(), d()"),
+        function("d", "SELECT nextval('s')"),
+        function("e", "SELECT e()"),
+    ]
+    for order in (rows, rows[::-1]):
+        found = functions(*order)
+        assert [found[name]["public"] for name in "abcde"] == ["sequence"] * 4 + [""]
+
+
+def test_equal_rows_have_an_equal_version() -> None:
+    rows = [function("a", "SELECT 1"), function("b", "SELECT 2")]
+    first = inventory.catalogue_of({**NONE, "functions": rows})
+    assert first.version == inventory.catalogue_of({**NONE, "functions": rows[::-1]}).version
+    assert first.version != inventory.catalogue_of({**NONE, "functions": rows[:1]}).version
+
+
+def test_what_needs_no_name_keeps_every_read_on_the_primary() -> None:
+    rows = [function("cast_it", "SELECT nextval('s')")]
+    casts = [["public", "t", "i", "public", "cast_it", "v"]]
+    found = inventory.catalogue_of({**NONE, "relations": [ITEM], "functions": rows, "casts": casts})
+    assert bind(classify(b"SELECT * FROM item"), found).reason == "sequence"
+    assert bind(classify(b"SELECT 1"), found).cls is Class.READ  # no name, nothing to cast
+
+
+def test_code_of_a_write_that_is_known_need_not_be_watched() -> None:
+    known = Catalogue(version="1", functions={"f": {"public": ""}}, relations={"item": {"public": ""}})
+    write = classify(b"INSERT INTO item VALUES (f(1))")
+    assert write.effects == Effect.UNKNOWN_CODE
+    assert bind(write, known).effects == Effect.NONE
+    assert bind(write, Catalogue(version="2")) is write
+
+
+class TestBinding:
+    def test_before_a_catalogue_nothing_leaves_the_primary(self) -> None:
+        binding = Binding("db", 10, 1.0)
+        assert binding.of(classify(b"SELECT 1")).cls is Class.READ
+        found = binding.of(classify(b"SELECT * FROM item"))
+        assert (found.cls, found.reason, found.effects) == (Class.WRITE, "no_catalogue", Effect.NONE)
+
+    def test_a_new_catalogue_is_believed_at_once_and_one_like_it_changes_nothing(self) -> None:
+        binding = Binding("db", 10, 1.0)
+        text = classify(b"SELECT f()")
+        assert binding.of(text).writes
+        binding.learn(Catalogue(version="1", functions={"f": {"public": ""}}), 5)
+        first = binding.of(text)
+        assert (first.cls, binding.read_ns, binding.version) == (Class.READ, 5, "1")
+        binding.learn(None, 9)
+        assert (binding.of(text), binding.read_ns) == (first, 9)
+        binding.learn(Catalogue(version="2", functions={"f": {"public": "sequence"}}), 12)
+        assert binding.of(text).reason == "sequence"
+
+    def test_one_that_cannot_be_read_any_more_is_not_believed(self) -> None:
+        binding = Binding("db", 10, 1.0)
+        binding.learn(Catalogue(version="1"), 5)
+        binding.learn(None, 0)
+        assert binding.read_ns == 0
+
+    def test_it_remembers_no_more_than_it_may(self) -> None:
+        binding = Binding("db", 10, 1.0)
+        binding.learn(Catalogue(version="1", relations={f"t{n}": {"public": ""} for n in range(99)}), 5)
+        for n in range(99):
+            assert binding.of(classify(b"SELECT * FROM t%d" % n)).cls is Class.READ
+            assert len(binding._bound) <= 10
