@@ -38,6 +38,7 @@ COMPILED = (
     "proxy/dataplane/audit.py",
     "proxy/dataplane/batch.py",
     "proxy/dataplane/rerun.py",
+    "proxy/dataplane/catalogues.py",
     "proxy/dataplane/client.py",
     "proxy/dataplane/pools.py",
     "proxy/dataplane/waiter.py",

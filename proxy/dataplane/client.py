@@ -29,7 +29,7 @@ from ..wire.frontend import BATCH_LIMIT, Op
 from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, bound_name, is_query, scan_batch
 from .audit import Audit
 from .batch import Batches
-from .rerun import Rerun
+from .rerun import REFUSALS, Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
 from .waiter import Waiter
@@ -82,7 +82,8 @@ class Client(Sink, Waiter):
         self.login = replace(login, params=self.startup, credentials=None)  # many clients share one
         self.number = number
         self.settings = settings
-        self.binding = worker.binding(settings)
+        self.binding = worker.catalogues.binding(settings.dbname) if settings.split else None
+        """None where what names mean decides nothing, since all goes to the primary."""
         self.names = ClientStatements()
         self.state: State = self.startup_state
         self.pins: frozenset[str] = rules.SESSION_PINS if settings.mode == "session" else rules.NO_PINS
@@ -269,6 +270,8 @@ class Client(Sink, Waiter):
     def _pass(self, server: Server, form: int, data: bytes, classification: Classification) -> bool:
         """Put a usual unit on a linked server. False when a named statement is not there."""
         names = self.names
+        if self.binding is not None:
+            self.rerun.raw = data
         if form == _NAMED:
             own = bound_name(data)
             statement = names.named[own]
@@ -331,6 +334,23 @@ class Client(Sink, Waiter):
     def shut_gate(self) -> None:
         """Keep the fast path away until what is under way is settled."""
         self._gate = True
+
+    def shut_in(self) -> None:
+        """Take nothing more of the client's until `send_elsewhere`."""
+        self._busy = self._gate = True
+
+    def send_elsewhere(self, unit: Unit) -> None:
+        """Leave this server, and send the unit to another one."""
+        self._busy = False
+        server = self.server
+        if server is not None:
+            self._release(server)
+        self.begin(unit)
+
+    @property
+    def waits_behind(self) -> bool:
+        """Whether more of the client's waits behind the unit in flight."""
+        return self._parked is not None or (self._batches is not None and self._batches.begun)
 
     def _blocked(self) -> bool:
         return bool(
@@ -560,7 +580,7 @@ class Client(Sink, Waiter):
         those for whom that is equal. DDL, another search_path or time zone, a temporary table: a new one."""
         if self.audit.touched:
             return self.apart()
-        schema = self.worker.schema_version(self.settings.dbname)
+        schema = self.worker.catalogues.version(self.settings.dbname)
         if self._meant_in is not self.state or self._meant_at != schema:
             self._mean(schema)
         return self._meant
@@ -571,7 +591,7 @@ class Client(Sink, Waiter):
 
     def is_current(self, statement: Statement) -> bool:
         """Whether nothing is known to have changed since a statement was parsed or described."""
-        self._mean(self.worker.schema_version(self.settings.dbname))
+        self._mean(self.worker.catalogues.version(self.settings.dbname))
         return statement.context == self._meant
 
     def _mean(self, schema: int) -> None:
@@ -986,11 +1006,15 @@ class Client(Sink, Waiter):
                 self._awaiting_copy = self.barrier = False
                 self.worker.loop.call_soon(self._resume)
             self.batches.fail()
+        sqlstate = fields.get("C", "")
+        on_copy = sqlstate in REFUSALS and self.worker.is_replica(server.pool.node)
+        if on_copy and not self.rerun.refused(server, owed, sqlstate):
+            return False
         if owed.plain and not owed.extended:
             if first:
                 server.statements.unnamed = self.names.unnamed = None
             return True
-        if fields.get("C") == "0A000" and not self.names.own and fields.get("R") == "RevalidateCachedQuery":
+        if sqlstate == "0A000" and not self.names.own and fields.get("R") == "RevalidateCachedQuery":
             return self.rerun.failed(server, owed, first)
         return True
 
@@ -1003,7 +1027,7 @@ class Client(Sink, Waiter):
         if owed.wrote and self._uses_sequences:
             self.pins |= {rules.PIN_SEQUENCE}
         if owed.ddl or self._ddl:
-            self.worker.schema_changed(self.settings.dbname)
+            self.worker.catalogues.changed(self.settings.dbname)
             self._ddl = status != IDLE
         if owed.plain and not self._gate and status == IDLE and not server.owed and self._loose():
             # Nothing unusual is going on: the server is free.
@@ -1022,6 +1046,8 @@ class Client(Sink, Waiter):
             retry, owed.retry = owed.retry, None
             retry()
             return
+        if owed.unit is not None and owed.unit.refused and not owed.failed:
+            self.worker.catalogues.refused(self, owed.unit)
         if owed.squatters:
             held = {statement.server_name for statement in server.statements.named}
             server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held))

@@ -1,4 +1,4 @@
-"""A unit whose plan has gone stale is run once more, where nobody can tell.
+"""A unit is run once more where nobody can tell: its plan has gone stale, or a standby has refused it.
 
 Owns the last unit that may be run again. Called by `client` (errors in) and by `batch` (units out).
 
@@ -6,20 +6,33 @@ Owns the last unit that may be run again. Called by `client` (errors in) and by 
 not have asked for a result of the old shape at all, so its name is given to the same text parsed anew and the
 unit run again, but only where nothing has run yet and no client can have kept an old description. Otherwise
 the error stands, as it would without a proxy.
+
+A standby refuses what writes in a way that could not be seen, what reads an unlogged table, and what stands in the way
+of replay (manual, 27.4.2). A read that stood alone goes to the primary then, if nothing of its answer has been passed
+on; and where the primary does answer it, it is remembered.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..routing.bind import WRITES
 from ..session.prepared import Statement
+from ..sql.model import Class
 from ..wire import frontend
 from ..wire.codes import IDLE
+from ..wire.scan import is_query
 from .server import Owed, Server
 from .unit import Kind, Unit, split_batch
 
 if TYPE_CHECKING:
     from .client import Client
+
+
+REFUSALS = frozenset((WRITES, "0A000", "55000", "40001"))
+"""SQLSTATEs with which a standby answers what a primary may answer otherwise: read_only_sql_transaction,
+feature_not_supported, object_not_in_prerequisite_state, and serialization_failure for a conflict with recovery."""
+CONFLICT = "40001"
 
 
 class Rerun:
@@ -32,7 +45,8 @@ class Rerun:
         self.unit: Unit | None = None
         """The batch in flight, where it may be run again."""
         self.raw = b""
-        """The last batch that went the fast way with a named statement, as the client sent it."""
+        """The last unit that went the fast way as the client sent it: a batch with a named statement, or anything
+        where reads are split."""
 
     def failed(self, server: Server, owed: Owed, first: bool) -> bool:
         """Its plan is stale. Whether the error is passed on; `first`: nothing was answered before it."""
@@ -48,7 +62,7 @@ class Rerun:
         used = [] if unit is None else self._used_by(unit, server)
         if any(client.is_current(statement) for statement in used):
             # DDL that did not pass through here: what is parsed from now on must not be taken for the same.
-            client.worker.schema_changed(client.settings.dbname)
+            client.worker.catalogues.changed(client.settings.dbname)
         if unit is None or not used:
             return True
         shown = any(op.kind == frontend.DESCRIBE and op.target != 0x53 for op in unit.ops)
@@ -59,6 +73,48 @@ class Rerun:
         unit.retried = True
         owed.retry = self._run_again
         return False
+
+    def refused(self, server: Server, owed: Owed, sqlstate: str) -> bool:
+        """A standby has refused it. Whether the error is passed on."""
+        client = self._client
+        unit = self._as_sent(owed)
+        alone = len(server.owed) == 1 and server.status == IDLE and owed.complete and not client.waits_behind
+        if unit is None or unit.retried or owed.started or not alone:
+            return True
+        unit.retried = True
+        unit.refused = sqlstate
+        self.unit = unit
+        client.shut_in()
+        owed.retry = self._run_on_primary
+        return False
+
+    def _as_sent(self, owed: Owed) -> Unit | None:
+        """The unit that is answered, if it can be sent again."""
+        if not owed.plain:
+            unit = owed.unit
+            return unit if unit is not None and (unit.kind is Kind.QUERY or unit is self.unit) else None
+        client = self._client
+        if is_query(self.raw):
+            unit = Unit(Kind.QUERY, self.raw)
+            client.join(unit, client.classify(frontend.query_text(self.raw)))
+            return unit
+        unit = Unit(Kind.BATCH)
+        unit.ops = split_batch(self.raw)
+        for op in unit.ops:
+            client.read_statement(op)
+        client.batches.judge(unit)
+        return unit
+
+    def _run_on_primary(self) -> None:
+        client = self._client
+        unit = self.unit
+        if unit is None or client.server is None:
+            return
+        client.worker.counters.reruns += 1
+        self.unit = None
+        unit.cls = Class.WRITE if unit.refused == WRITES else Class.SESSION
+        self._read_again(unit)
+        client.send_elsewhere(unit)
 
     def _renew(self, unit: Unit, free: set[Statement]) -> None:
         """Let the client's names for these statements stand for their texts as they are read now."""
@@ -87,8 +143,12 @@ class Rerun:
             return
         client.worker.counters.reparses += 1
         self.unit = None
+        self._read_again(unit)
+        client.transmit(server, unit)
+
+    def _read_again(self, unit: Unit) -> None:
+        client = self._client
         for op in unit.ops:
             if op.kind == frontend.PARSE:
                 client.names.named.pop(op.name, None)  # it is parsed once more
                 client.read_statement(op)
-        client.transmit(server, unit)

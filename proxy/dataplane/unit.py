@@ -52,6 +52,8 @@ class Unit:
         named: whether a BATCH names statements, so that names in flight must be settled first.
         unseen: whether code runs that can't be seen (a user's function, DO, CALL).
         untracked: whether it sets a setting whose name can't be told (set_config($1, ...)).
+        retried: whether it is run for the second time.
+        refused: the SQLSTATE with which a standby refused it, where it is run on the primary for that.
         mark: boot_ns of the last write to the database that had ended when the unit arrived.
         since: when it began to wait, in seconds of the clock; 0 while it has not.
     """
@@ -66,6 +68,7 @@ class Unit:
         "named",
         "ops",
         "raw",
+        "refused",
         "resets",
         "retried",
         "settings",
@@ -89,6 +92,7 @@ class Unit:
         self.resets = False
         self.named = False
         self.retried = False
+        self.refused = ""
         self.unseen = False
         self.untracked = False
         self.mark = 0

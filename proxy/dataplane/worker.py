@@ -29,7 +29,6 @@ from ..ipc.messages import (
     Grant,
     KnownCatalogue,
     Message,
-    NeedCatalogue,
     NeedFreshness,
     Publish,
     Reconfigure,
@@ -39,15 +38,13 @@ from ..ipc.messages import (
     Suspicion,
 )
 from ..metrics.counters import WorkerCounters
-from ..routing.bind import Binding
 from ..routing.router import Hold, Route, Router
 from ..session.prepared import Statements
 from ..session.state import States
 from ..session.trust import Trust
-from ..sql.catalogue import Catalogue
 from ..sql.classify import Classifier
 from ..sql.model import Class, Classification
-from ..topology.model import Health
+from ..topology.model import Health, Role
 from ..topology.snapshot import Freshness, NodeView, Snapshot
 from ..wire import build
 from ..wire.auth import Credentials
@@ -56,18 +53,13 @@ from .accept import Acceptor
 from .authenticate import LoggedIn
 from .balance import Peers
 from .capability import Capabilities
+from .catalogues import Catalogues
 from .client import Client
 from .connect import dial, tls_mode, with_passfile
 from .lookup import CONSOLE_DATABASES
 from .pools import Pools, ServerPool
 from .relay import tie
 from .unit import Kind, Unit
-
-NEED_INTERVAL = 0.05
-"""Seconds between two wishes for freshness, or for a catalogue."""
-CATALOGUE_PATIENCE = 1.0
-"""Seconds that the first clients of a database wait until its catalogue is read; without it all their reads would
-go to the primary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ class Worker:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.log = log.get_logger("dataplane")
         self.counters = WorkerCounters()
-        self._send = send
+        self.send = send
         self._console = setup.console
         self._datagrams = setup.datagrams
         self._board = Board(setup.board, index) if setup.board else None
@@ -111,8 +103,6 @@ class Worker:
         self._needed_ns = 0
         self.states = States()
         self.trust = Trust()
-        self._schemas: dict[str, int] = {}
-        self._schemas_ns: dict[str, int] = {}
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self.classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
         self.router = Router(self.snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
@@ -127,9 +117,7 @@ class Worker:
         """Clients by the process id that they were told."""
         self._serial = 0
         self._held: dict[Client, tuple[float, TridentError]] = {}
-        self._bindings: dict[str, Binding] = {}
-        self._arrived: list[tuple[Client, bytes]] = []
-        """Logged in, but their database's names have to be known before they begin; and what they have sent."""
+        self.catalogues = Catalogues(self, self._board if self.workers > 1 else None)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._peers: Peers | None = None
         self._acceptor = Acceptor(self, self._elsewhere)
@@ -199,13 +187,13 @@ class Worker:
                 self.freshness = freshness
                 self._release_held()
             case KnownCatalogue(database, read_ns, catalogue):
-                self._learn(database, read_ns, catalogue)
+                self.catalogues.learn(database, read_ns, catalogue)
             case Reconfigure(config):
                 self._reconfigure(config)
             case Grant(key, permits):
                 self.pools.grant(key, permits)
             case ReportRequest(number, kind):
-                self._send(Report(number, self.index, upkeep.report(self, kind)))
+                self.send(Report(number, self.index, upkeep.report(self, kind)))
             case _:
                 pass
 
@@ -249,13 +237,13 @@ class Worker:
 
     def suspect(self, node: str, what: str) -> None:
         """Tell the controller of something seen on a node."""
-        self._send(Suspicion(node, what))
+        self.send(Suspicion(node, what))
 
     def ask_permits(self, key: str, count: int, limit: int) -> None:
-        self._send(Ask(self.index, key, count, limit))
+        self.send(Ask(self.index, key, count, limit))
 
     def give_back(self, key: str, count: int) -> None:
-        self._send(GiveBack(self.index, key, count))
+        self.send(GiveBack(self.index, key, count))
 
     def send_counters(self) -> None:
         """Once a second."""
@@ -264,7 +252,7 @@ class Worker:
         self.counters.clients_current = self._own_clients()
         self.counters.held_current = len(self._held)
         self.counters.pinned_current = sum(1 for c in self.clients.values() if c.pins)
-        self._send(Counters(self.index, self.counters.as_dict(), upkeep.report(self, "pools")))
+        self.send(Counters(self.index, self.counters.as_dict(), upkeep.report(self, "pools")))
 
     # ------------------------------------------------------------------ clients come and go
 
@@ -283,6 +271,10 @@ class Worker:
 
     def _elsewhere(self, sock: socket.socket) -> bool:
         return self._peers is not None and self._peers.elsewhere(sock)
+
+    def is_replica(self, node: str) -> bool:
+        view = self.snapshot.nodes.get(node)
+        return view is not None and view.role is Role.REPLICA
 
     def primary_node(self) -> NodeView | None:
         return self.snapshot.nodes.get(self.snapshot.primary)
@@ -349,12 +341,10 @@ class Worker:
         self.tell_load(adopted=1)
         self.client_event(client, "client_connected", peer=logged_in.peer, auth=logged_in.authenticated_by)
         transport.set_protocol(cast(asyncio.Protocol, client))
-        if client.binding is not None and client.binding.until > self.clock.now():
-            self._arrived.append((client, leftover))
-        else:
-            self._let_in(client, leftover)
+        self.catalogues.arrive(client, leftover)
 
-    def _let_in(self, client: Client, leftover: bytes) -> None:
+    def let_in(self, client: Client, leftover: bytes) -> None:
+        """A logged-in client may begin; it has sent this already."""
         if client.closed:
             return
         client.welcome()
@@ -478,72 +468,6 @@ class Worker:
             return self._board.latest(slot_of(client.settings.dbname))
         return self._written.get(client.settings.dbname, self._started_ns)
 
-    def schema_version(self, database: str) -> int:
-        """Rises whenever DDL has passed through this worker to a database."""
-        return self._schemas.get(database, 0)
-
-    def schema_changed(self, database: str) -> None:
-        """DDL has ended: no catalogue that was read before is believed any more, by any worker."""
-        self._schemas[database] = self._schemas.get(database, 0) + 1
-        now = self.clock.boot_ns()
-        self._schemas_ns[database] = now
-        if self._board is not None and self.workers > 1:
-            self._board.note(slot_of(f"{database} schema"), now)
-        binding = self._bindings.get(database)
-        if binding is not None:
-            self._send(NeedCatalogue(database, now, binding.version))
-
-    def _schema_ns(self, database: str) -> int:
-        """When DDL last ended in a database (boot_ns)."""
-        if self._board is not None and self.workers > 1:
-            return self._board.latest(slot_of(f"{database} schema"))
-        return self._schemas_ns.get(database, 0)
-
-    def binding(self, settings: ClientSettings) -> Binding | None:
-        """What statements of these clients mean in their database; None where that decides nothing, since all goes
-        to the primary."""
-        if not settings.split:
-            return None
-        binding = self._bindings.get(settings.dbname)
-        if binding is None:
-            until = self.clock.now() + CATALOGUE_PATIENCE
-            binding = Binding(settings.dbname, self.config.routing.cache_entries, until)
-            self._bindings[settings.dbname] = binding
-            self._send(NeedCatalogue(settings.dbname, self.clock.boot_ns()))
-        return binding
-
-    def _believes(self, client: Client) -> bool:
-        """Whether what is known of the names in a client's database still holds; if not, it is being read again."""
-        binding = client.binding
-        if binding is None:
-            return True
-        changed_ns = self._schema_ns(binding.database)
-        if binding.read_ns > changed_ns:
-            return True
-        now = self.clock.now()
-        if now - binding.asked >= NEED_INTERVAL:
-            binding.asked = now
-            self._send(NeedCatalogue(binding.database, max(changed_ns, 1), binding.version))
-        return False
-
-    def _learn(self, database: str, read_ns: int, catalogue: Catalogue | None) -> None:
-        binding = self._bindings.get(database)
-        if binding is None:
-            return
-        binding.learn(catalogue, read_ns)
-        arrived = [one for one in self._arrived if one[0].binding is binding]
-        self._arrived = [one for one in self._arrived if one[0].binding is not binding]
-        for client, leftover in arrived:
-            self._let_in(client, leftover)
-
-    def expire_arrivals(self, now: float) -> None:
-        """Let those in who have waited long enough: their reads stay on the primary until more is known."""
-        if self._arrived:
-            late = [one for one in self._arrived if one[0].binding is None or one[0].binding.until <= now]
-            self._arrived = [one for one in self._arrived if one not in late]
-            for client, leftover in late:
-                self._let_in(client, leftover)
-
     def wrote(self, database: str) -> None:
         """A unit that may have written has ended. To be said before its client can know, whose next read
         may go through another worker."""
@@ -557,9 +481,9 @@ class Worker:
         """Reads wait for copies to hold what was written; the controller looks while it is asked."""
         now = self.clock.now()
         self._needed_ns = max(self._needed_ns, written_ns, 1)
-        if now - self._need_asked >= NEED_INTERVAL:
+        if now - self._need_asked >= 0.05:
             self._need_asked = now
-            self._send(NeedFreshness(self._needed_ns))
+            self.send(NeedFreshness(self._needed_ns))
 
     def primary_pool(self, client: Client) -> ServerPool | None:
         """The client's pool on the primary."""
@@ -579,7 +503,7 @@ class Worker:
         if classification.cls is Class.ANALYTIC:
             return None
         try:
-            route = self._route(client, classification.cls, self.written_ns(client), self._believes(client), False)
+            route = self._route(client, classification.cls, self.written_ns(client), False)
         except NoNode:
             return None
         return route if isinstance(route, Route) else None
@@ -595,19 +519,20 @@ class Worker:
             if known is None:
                 return None
             able = known
-        cls = unit.cls
-        known = unit.kind is Kind.WELCOME or self._believes(client)
         if unit.kind is Kind.WELCOME and not self.snapshot.primary:
-            cls = Class.READ  # any node can tell whether the client's settings are right
-        return self._route(client, cls, unit.mark, known, able)
+            # Any node can tell whether the client's settings are right, and no name is read.
+            return self._route(client, Class.READ, unit.mark, able, known=True)
+        return self._route(client, unit.cls, unit.mark, able)
 
-    def _route(self, client: Client, cls: Class, written_ns: int, known: bool, able: bool) -> Route | Hold:
+    def _route(self, client: Client, cls: Class, written_ns: int, able: bool, *, known: bool = False) -> Route | Hold:
+        """`known`: the catalogue doesn't matter."""
+        reads = cls is Class.READ or cls is Class.ANALYTIC
         fresh = self.freshness
         settings = client.settings
         route = self.router.route(
             cls,
             split=settings.split,
-            known=known,
+            known=known or not reads or self.catalogues.believed(client),
             written_ns=written_ns,
             replicas_ns=fresh.replicas_ns,
             columnar_ns=fresh.columnar_ns,

@@ -48,6 +48,7 @@ class WorkerCounters:
     """Times that a client was tied to a server beyond its transaction."""
     pinned_current: int = 0
     reparses: int = 0
+    reruns: int = 0
     """Batches run again, with their statements parsed anew, because a plan had gone stale."""
     pauses: int = 0
     """Times that reading from one side stopped because the other was slow."""

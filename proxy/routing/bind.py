@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..sql.catalogue import Catalogue, bind, resolved
+from ..sql.grammar import shape
 from ..sql.model import Class, Classification, Effect
 
 _UNSAFE_ENCODINGS = frozenset(("SJIS", "BIG5", "GBK", "UHC", "GB18030", "JOHAB", "SHIFT_JIS_2004"))
@@ -31,6 +32,17 @@ def readable(parameters: Mapping[str, str]) -> bool:
     return parameters.get("client_encoding", "UTF8").upper() not in _UNSAFE_ENCODINGS
 
 
+WRITES = "25006"
+"""read_only_sql_transaction: what a standby says to a write."""
+MAX_REFUSED = 1000
+"""Shapes that a worker remembers of one database."""
+
+
+def shape_of(text: bytes) -> str:
+    """The fingerprint of a text that was taken for a read; "" if it has none."""
+    return shape(text.decode("utf-8", "replace"))
+
+
 class Binding:
     """What statements are in one database, by the catalogue that was last read there.
 
@@ -39,9 +51,10 @@ class Binding:
         version: of the catalogue; "" while there is none.
         until: how long new clients wait for the first catalogue, in seconds of the clock.
         asked: when it was last asked for, in seconds of the clock.
+        refused: shapes of reads that a standby has refused and the primary has answered, with the SQLSTATE.
     """
 
-    __slots__ = ("_bound", "_catalogue", "_entries", "asked", "database", "read_ns", "until", "version")
+    __slots__ = ("_bound", "_catalogue", "_entries", "asked", "database", "read_ns", "refused", "until", "version")
 
     def __init__(self, database: str, entries: int, until: float) -> None:
         """Remembers at most `entries` statements."""
@@ -50,6 +63,7 @@ class Binding:
         self.version = ""
         self.until = until
         self.asked = 0.0
+        self.refused: dict[str, str] = {}
         self._entries = entries
         self._catalogue: Catalogue | None = None
         self._bound: dict[Classification, Classification] = {}
@@ -63,6 +77,18 @@ class Binding:
         self.read_ns = read_ns if self._catalogue is not None else 0
         self.until = 0.0
 
+    def refuse(self, text: bytes, sqlstate: str) -> bool:
+        """Remember that reads of this text's shape belong on the primary, whatever the catalogue says. Whether that
+        is new. Of more than MAX_REFUSED the oldest is forgotten."""
+        shape = shape_of(text)
+        if not shape or shape in self.refused:
+            return False
+        if len(self.refused) >= MAX_REFUSED:
+            del self.refused[next(iter(self.refused))]
+        self.refused[shape] = sqlstate
+        self._bound.clear()
+        return True
+
     def of(self, found: Classification) -> Classification:
         """What a statement is here. Found by the identity of what the classifier remembers. 0.1 us."""
         if found.uses is None:
@@ -73,5 +99,9 @@ class Binding:
                 self._bound.clear()
             catalogue = self._catalogue
             bound = bind(found, catalogue) if catalogue is not None else resolved(found, "no_catalogue")
+            if self.refused and not bound.writes:
+                sqlstate = self.refused.get(shape_of(found.text))
+                if sqlstate is not None:
+                    bound = resolved(found, "write_refused_by_standby" if sqlstate == WRITES else "refused_by_standby")
             self._bound[found] = bound
         return bound

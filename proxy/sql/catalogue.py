@@ -56,7 +56,7 @@ def resolved(found: Classification, trouble: str) -> Classification:
     if best.writes:
         return found
     return Classification(
-        Class.WRITE,
+        Class.SESSION if trouble in _NO_WRITES else Class.WRITE,
         trouble,
         effects=found.effects | (Effect.NONE if trouble in _WITHOUT_CODE else Effect.UNKNOWN_CODE),
         settings=found.settings,
@@ -68,8 +68,10 @@ def resolved(found: Classification, trouble: str) -> Classification:
     )
 
 
-_WITHOUT_CODE = frozenset(("foreign_table", "no_catalogue", "unknown_relation", "unlogged"))
-"""Reasons of what runs no code of its own."""
+_NO_WRITES = frozenset(("foreign_table", "refused_by_standby", "unlogged"))
+"""Reasons of what only the primary answers rightly, and writes nothing."""
+_WITHOUT_CODE = _NO_WRITES | {"no_catalogue", "unknown_relation"}
+"""Reasons of what is not known to run any code; a table is much likelier than a view that does."""
 
 
 def reason_in(catalogue: Catalogue, uses: Uses) -> str:

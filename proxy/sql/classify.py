@@ -56,6 +56,7 @@ class Classifier:
             return found
         self.misses += 1
         found = classify(sql)
+        found.text = sql
         if found.plain and found.kind in _BY_SHAPE and lexical.is_foldable(sql):
             self._folded.put(shape, found)
         else:

@@ -62,6 +62,14 @@ def parse(text: str) -> list[tuple[str, Tree]]:
     return [next(iter(statement["stmt"].items())) for statement in statements if statement.get("stmt")]
 
 
+def shape(text: str) -> str:
+    """Return the fingerprint of a text: equal for texts that differ in constants only. "" for what has none."""
+    try:
+        return pgparse.fingerprint(text)  # type: ignore[no-any-return]
+    except (pgparse.PGQueryError, RecursionError, ValueError):
+        return ""
+
+
 def parse_plpgsql(definition: str) -> Any:
     """Return the tree of a CREATE FUNCTION ... LANGUAGE plpgsql: nested dicts and lists, SQL within it as text.
 

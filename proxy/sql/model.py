@@ -139,6 +139,7 @@ class Classification:
         quick: plain, and no DDL: it may go the fast way.
         writes: whether its class is write.
         uses: names whose meaning the database decides, or None where they don't matter.
+        text: what was classified, for the one text (of those with equal digits folded) that was looked at.
         at_best: what it is if all names in `uses` turn out to be harmless; None if it is that already.
     """
 
@@ -160,6 +161,7 @@ class Classification:
         "settings",
         "starts_transaction",
         "statements",
+        "text",
         "uses",
         "writes",
     )
@@ -203,6 +205,7 @@ class Classification:
         self.writes = cls is Class.WRITE
         self.uses = uses
         self.at_best = at_best
+        self.text = b""
 
     def __repr__(self) -> str:
         return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

@@ -13,7 +13,9 @@ from ..support.fleet import Fleet
 from ..support.rawpg import Wire
 from .conftest import Serve, Service, eventually
 
-SETTINGS = {"workers": 2, "routing": {"read_split": True}}
+ROUTING = {"read_split": True, "catalogue_interval": 0.5}
+"""Tables are made by the way here."""
+SETTINGS = {"workers": 2, "routing": ROUTING}
 MARK = "/* seen */ SELECT count(*) FROM written"
 
 
@@ -80,7 +82,7 @@ def test_a_read_in_another_worker_sees_the_write(service: Service, fleet: Fleet,
 def test_a_worker_that_dies_takes_no_write_along(serve: Serve, fleet: Fleet) -> None:
     """The one that comes after it does not take a copy for fresh because it knows of no write."""
 
-    service = serve({"workers": 1, "routing": {"read_split": True}}, own=True)
+    service = serve({"workers": 1, "routing": ROUTING}, own=True)
     service.admin.run("CREATE TABLE written(a int)")
     fleet.caught_up()
     writer = service.client(pool=20)
