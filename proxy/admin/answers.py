@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import __version__
 from ..wire import codes
-from .command import BOOL, INT4, TEXT, Column, Command, Context, Value
+from .command import BOOL, INT4, TEXT, Action, Column, Command, Context, Value
 from .language import Statement, syntax_error
 
 SERVER_VERSION = f"15.0 (pgtrident {__version__})"
@@ -90,7 +90,7 @@ def parameters(who: Who) -> dict[str, str]:
     }
 
 
-def answer(statement: Statement, who: Who, commands: Mapping[str, Command]) -> Answer:
+def answer(statement: Statement, who: Who, commands: Mapping[str, Command | Action]) -> Answer:
     """The answer; TridentError 42601 for what is not understood."""
     words = statement.words
     first = words[0]
@@ -98,6 +98,10 @@ def answer(statement: Statement, who: Who, commands: Mapping[str, Command]) -> A
         return _show(statement, who, commands)
     if first == "select":
         return _select(statement, who)
+    action = commands.get(first)
+    if isinstance(action, Action):
+        run, rest = action.run, words[1:]
+        return Answer(first.upper(), action.columns, lambda context: run(context, rest))
     if first == "rollback" and "to" in words:
         return Answer("ROLLBACK", status=codes.IN_TRANSACTION)
     if first in _TRANSACTION:
@@ -109,10 +113,10 @@ def answer(statement: Statement, who: Who, commands: Mapping[str, Command]) -> A
     raise _unknown(statement)
 
 
-def _show(statement: Statement, who: Who, commands: Mapping[str, Command]) -> Answer:
+def _show(statement: Statement, who: Who, commands: Mapping[str, Command | Action]) -> Answer:
     name = "_".join(statement.words[1:])
     command = commands.get(name)
-    if command is not None:
+    if isinstance(command, Command):
         return Answer("SHOW", command.columns, command.rows)
     name = {"transaction_isolation_level": "transaction_isolation", "time_zone": "timezone"}.get(name, name)
     known = {key.lower(): (key, value) for key, value in {**_SETTINGS, **parameters(who)}.items()}

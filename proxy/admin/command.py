@@ -41,6 +41,18 @@ class Command:
     rows: Callable[[Context], Awaitable[Sequence[Sequence[Value]]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Action:
+    """`<name> ...`: changes something, and answers with rows."""
+
+    name: str
+    usage: str
+    help: str
+    columns: tuple[Column, ...]
+    run: Callable[[Context, tuple[str, ...]], Awaitable[Sequence[Sequence[Value]]]]
+    """Given the words behind the name; raises 42601 for what it doesn't understand."""
+
+
 def timestamp(unix: float | None) -> str | None:
     """Unix seconds as PgBouncer shows a time, in UTC."""
     if unix is None:

@@ -16,7 +16,7 @@ from ..errors import ProtocolViolation, TridentError
 from ..log import get_logger
 from ..wire import build, codes, frontend
 from .answers import Answer, Who, answer, parameters
-from .command import BOOL, FLOAT8, INT4, INT8, Column, Command, Context, Value
+from .command import BOOL, FLOAT8, INT4, INT8, Action, Column, Command, Context, Value
 from .language import split, syntax_error
 
 MAX_STATEMENTS = 256
@@ -41,7 +41,7 @@ class _Portal:
 class Session:
     """The dialogue with one client."""
 
-    def __init__(self, who: Who, context: Context, commands: Mapping[str, Command]) -> None:
+    def __init__(self, who: Who, context: Context, commands: Mapping[str, Command | Action]) -> None:
         self._who = who
         self._context = context
         self._commands = commands

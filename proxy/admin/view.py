@@ -1,7 +1,7 @@
-"""What console, metrics and health page may see of the controller: a read-only facade.
+"""What console, metrics and health page may see of the controller: a facade.
 
 The controller has these attributes; `run_controller` hands it to `admin`, which changes nothing
-through it.
+through it but by `forget_shapes`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ class ControllerView(Protocol):
         empty), `lag_bytes` (int or None), `since` (Unix seconds of the last change of health), `cause`
         (why it has this health), `probes` and `probe_failures` (totals), `server_version`. A key that is
         not known may be missing or None."""
+        ...
+
+    def shapes(self) -> Sequence[Row]:
+        """Reads that a standby has refused, the oldest first: `database`, `shape`, `sqlstate`, `since` (Unix
+        seconds), `text` (without its constants)."""
+        ...
+
+    def forget_shapes(self, shape: str) -> int:
+        """Forget one of them, or all for ""; how many there were."""
         ...
 
     async def report(self, kind: str) -> Sequence[Row]:

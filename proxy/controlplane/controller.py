@@ -24,7 +24,7 @@ from ..config.schema import Config, Node
 from ..health.judge import Facts, Verdict, judge, role_of
 from ..health.machine import NodeHealth
 from ..health.table import PASSES, Seen
-from ..ipc.messages import Counters, Suspicion
+from ..ipc.messages import Counters, Learned, Suspicion
 from ..ipc.paths import RuntimePaths
 from ..log import get_logger
 from ..topology.compile import compile_snapshot, content
@@ -36,6 +36,7 @@ from .link import Dial
 from .probes import Answer, Pace, probe
 from .publish import Kept, Publisher
 from .resolve import Resolver
+from .shapes import Shapes
 from .tasks import Tasks
 
 _log = get_logger("controller")
@@ -119,6 +120,7 @@ class Controller:
             on_suspicion=self._suspected,
             on_need=self._needed,
             on_need_catalogue=self._needed_catalogue,
+            on_learned=self._learned,
             clock=clock,
         )
         self._sampler = Sampler(
@@ -132,6 +134,8 @@ class Controller:
             clock,
             self._tasks,
         )
+
+        self._shapes = Shapes(paths.shapes, self._publisher.publish_catalogue, clock)
 
     # The view for `admin`.
 
@@ -151,6 +155,14 @@ class Controller:
         """One row a node; keys as in `admin.view.ControllerView.nodes`."""
         return [self._row(node) for node in self._nodes.values()]
 
+    def shapes(self) -> list[dict[str, Any]]:
+        """One row a shape; keys as in `admin.view.ControllerView.shapes`."""
+        return [msgspec.structs.asdict(shape) for shape in self._shapes.all()]
+
+    def forget_shapes(self, shape: str) -> int:
+        """As in `admin.view.ControllerView.forget_shapes`."""
+        return self._shapes.forget(shape)
+
     async def report(self, kind: str) -> list[dict[str, Any]]:
         return await self._publisher.report(kind)
 
@@ -158,6 +170,7 @@ class Controller:
 
     async def start(self) -> None:
         """Begin to probe, and to serve workers; OSError if the runtime directory can't be used."""
+        self._shapes.load()
         kept = self._publisher.last_kept()
         if kept is not None:
             self._was_primary = kept.was_primary
@@ -352,7 +365,13 @@ class Controller:
 
     def _needed_catalogue(self, database: str, changed_ns: int, version: str) -> None:
         """A worker has to know what the names of a database mean."""
+        if not version:
+            self._shapes.tell(database)  # it has just begun
         self._catalogues.need(database, changed_ns, version)
+
+    def _learned(self, learned: Learned) -> None:
+        """A worker has seen a standby refuse a read."""
+        self._shapes.learn(learned)
 
     def _suspected(self, suspicion: Suspicion) -> None:
         """A worker saw something: look at once. `read_only` (25006 from the primary) means that roles have

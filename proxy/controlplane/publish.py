@@ -25,6 +25,8 @@ from ..ipc.messages import (
     Grant,
     Hello,
     KnownCatalogue,
+    KnownShapes,
+    Learned,
     Message,
     NeedCatalogue,
     NeedFreshness,
@@ -69,6 +71,7 @@ class Publisher:
         on_suspicion: Callable[[Suspicion], None],
         on_need: Callable[[int], None],
         on_need_catalogue: Callable[[str, int, str], None],
+        on_learned: Callable[[Learned], None],
         clock: Clock,
     ) -> None:
         self._paths = paths
@@ -78,6 +81,7 @@ class Publisher:
         self._on_suspicion = on_suspicion
         self._on_need = on_need
         self._on_need_catalogue = on_need_catalogue
+        self._on_learned = on_learned
         self._clock = clock
         self._server = Server(self._received, self._lost)
         self._channels: dict[int, Channel] = {}
@@ -112,7 +116,7 @@ class Publisher:
         self.freshness = freshness
         self._broadcast(Fresh(freshness))
 
-    def publish_catalogue(self, known: KnownCatalogue) -> None:
+    def publish_catalogue(self, known: KnownCatalogue | KnownShapes) -> None:
         """Tell all workers; one that comes later asks by itself."""
         self._broadcast(known)
 
@@ -174,6 +178,8 @@ class Publisher:
                 self._on_suspicion(message)
             case NeedFreshness():
                 self._on_need(message.written_ns)
+            case Learned():
+                self._on_learned(message)
             case NeedCatalogue():
                 self._on_need_catalogue(message.database, message.changed_ns, message.version)
             case Ask() if message.worker in self._channels:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..ipc.board import Board, slot_of
-from ..ipc.messages import NeedCatalogue
+from ..ipc.messages import Learned, NeedCatalogue
 from ..routing.bind import Binding
 from ..sql.catalogue import Catalogue
+from ..sql.grammar import normalized
 from .rerun import CONFLICT
 from .unit import Unit
 
@@ -93,8 +94,16 @@ class Catalogues:
         binding = client.binding
         if single is None or binding is None or unit.refused == CONFLICT:
             return
-        if binding.refuse(single[0], unit.refused):
-            self._worker.log.info("shape_learned", database=binding.database, sqlstate=unit.refused)
+        shape = binding.refuse(single[0], unit.refused)
+        if shape:
+            text = normalized(single[0].decode("utf-8", "replace"))
+            self._worker.send(Learned(binding.database, shape, unit.refused, text))
+
+    def told(self, database: str, refused: dict[str, str]) -> None:
+        """The controller's word on what standbys refuse, learned by any worker and not forgotten since."""
+        binding = self._bindings.get(database)
+        if binding is not None:
+            binding.refusals(refused)
 
     def arrive(self, client: Client, leftover: bytes) -> None:
         """A client has logged in, and has sent this already; it begins once its database is known, or late enough."""

@@ -28,6 +28,7 @@ from ..ipc.messages import (
     GiveBack,
     Grant,
     KnownCatalogue,
+    KnownShapes,
     Message,
     NeedFreshness,
     Publish,
@@ -188,6 +189,8 @@ class Worker:
                 self._release_held()
             case KnownCatalogue(database, read_ns, catalogue):
                 self.catalogues.learn(database, read_ns, catalogue)
+            case KnownShapes(database, refused):
+                self.catalogues.told(database, refused)
             case Reconfigure(config):
                 self._reconfigure(config)
             case Grant(key, permits):

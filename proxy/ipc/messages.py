@@ -138,6 +138,25 @@ class KnownCatalogue(msgspec.Struct, tag="known_catalogue"):
     """None if it is the same as the last one that was sent."""
 
 
+class Learned(msgspec.Struct, tag="learned"):
+    """Worker to controller: a standby has refused a read that the primary then answered."""
+
+    database: str
+    shape: str
+    """Of its text (`sql.grammar.shape`)."""
+    sqlstate: str
+    text: str
+    """Without its constants."""
+
+
+class KnownShapes(msgspec.Struct, tag="known_shapes"):
+    """Controller to worker: all that is known of what standbys refuse in a database."""
+
+    database: str
+    refused: dict[str, str]
+    """SQLSTATE by shape."""
+
+
 class ReportRequest(msgspec.Struct, tag="report_request"):
     """Controller to worker: rows for a console command (`clients`, `servers`, `pools`, `stats`)."""
 
@@ -168,6 +187,8 @@ Message = (
     | NeedFreshness
     | NeedCatalogue
     | KnownCatalogue
+    | Learned
+    | KnownShapes
     | Ask
     | Grant
     | GiveBack

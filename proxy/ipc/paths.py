@@ -23,6 +23,9 @@ class RuntimePaths:
         self.config = self.directory / "config"
         """The configuration of the last reload; none until there was one."""
 
+        self.shapes = self.directory / "shapes"
+        """What standbys have refused. It stays for the next run."""
+
     def datagrams(self, worker: int) -> Path:
         """The datagram socket of a worker."""
         return self.directory / f"worker{worker}.dgram"

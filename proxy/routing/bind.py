@@ -77,17 +77,23 @@ class Binding:
         self.read_ns = read_ns if self._catalogue is not None else 0
         self.until = 0.0
 
-    def refuse(self, text: bytes, sqlstate: str) -> bool:
-        """Remember that reads of this text's shape belong on the primary, whatever the catalogue says. Whether that
-        is new. Of more than MAX_REFUSED the oldest is forgotten."""
+    def refuse(self, text: bytes, sqlstate: str) -> str:
+        """Remember that reads of this text's shape belong on the primary, whatever the catalogue says. The shape, or
+        "" if that is nothing new. Of more than MAX_REFUSED the oldest is forgotten."""
         shape = shape_of(text)
         if not shape or shape in self.refused:
-            return False
+            return ""
         if len(self.refused) >= MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
         self.refused[shape] = sqlstate
         self._bound.clear()
-        return True
+        return shape
+
+    def refusals(self, refused: dict[str, str]) -> None:
+        """Take what is known of all workers instead."""
+        if refused != self.refused:
+            self.refused = refused
+            self._bound.clear()
 
     def of(self, found: Classification) -> Classification:
         """What a statement is here. Found by the identity of what the classifier remembers. 0.1 us."""

@@ -70,6 +70,14 @@ def shape(text: str) -> str:
         return ""
 
 
+def normalized(text: str) -> str:
+    """Return a text with parameters for its constants; "" for what the grammar refuses."""
+    try:
+        return pgparse.normalize(text)  # type: ignore[no-any-return]
+    except (pgparse.PGQueryError, RecursionError, ValueError):
+        return ""
+
+
 def parse_plpgsql(definition: str) -> Any:
     """Return the tree of a CREATE FUNCTION ... LANGUAGE plpgsql: nested dicts and lists, SQL within it as text.
 

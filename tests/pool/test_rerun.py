@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -181,3 +183,62 @@ def test_a_write_is_never_run_again(service: Service) -> None:
     )
     assert client.query("SELECT writes()").endswith("E[0A000] ZI")
     assert reruns(service) == 0
+
+
+def test_shapes_are_kept_listed_and_forgotten(service: Service) -> None:
+    client = reader(service)
+    unseen(service, UNSEEN)
+    sql = "SELECT count(*) FROM item WHERE label <> 'secret'"
+    assert client.value(sql) == "20"
+    assert eventually(lambda: service.console("SHOW SHAPES"))
+    (row,) = service.console("SHOW SHAPES")
+    assert (row["database"], row["sqlstate"]) == (service.database, "0A000")
+    assert row["text"] == "SELECT count(*) FROM item WHERE label <> $1"
+    for child in ("controller", "worker 0"):
+        seen = len(service.proxy.lines)
+        os.kill(int(service.proxy.wait_for("child_started", child=child)["pid"]), signal.SIGKILL)
+        service.proxy.wait_for("child_started", after=seen, child=child)
+    Wire.close_all()
+    service.forget_connections()
+    client = reader(service)
+    assert service.console("SHOW SHAPES") == [row]
+    assert client.value(sql) == "20"
+    unseen(service, "ALTER TABLE item SET LOGGED")
+    client.query("CREATE TABLE bump (a int)")  # the catalogue is read again, and would let it go
+
+    def others_go() -> bool:
+        client.query("/* other */ SELECT max(qty) FROM item")
+        return bool(service.reached("/* other */") - {"primary"})
+
+    assert eventually(others_go, 10)
+    assert client.value(f"/* kept */ {sql}") == "20"
+    assert service.reached("/* kept */") <= {"primary"}
+    assert service.console(f"FORGET SHAPE '{row['shape']}'") == [{"forgotten": "1"}]
+    assert service.console("SHOW SHAPES") == []
+
+    def tried_again() -> bool:
+        assert client.value(f"/* again */ {sql}") == "20"
+        return bool(service.reached("/* again */") - {"primary"})
+
+    assert eventually(tried_again)
+
+
+def test_what_one_worker_learned_all_know(serve: Serve, fleet: Fleet, database: str) -> None:
+    fleet.primary.query(OBJECTS, dbname=database)
+    fleet.caught_up()
+    service = serve({"workers": 2, **BLIND}, own=True)
+    clients = [reader(service) for _ in range(4)]
+    assert len({service.shown(client)["worker"] for client in clients}) == 2
+    unseen(service, UNSEEN)
+    assert clients[0].value("SELECT count(*) FROM item") == "20"
+    assert service.proxy.wait_for("shape_learned")
+    assert eventually(lambda: reruns(service) == 1)
+    for client in clients:
+        # The news is on its way to the other worker when it is written down.
+        assert eventually(lambda client=client: not_tried(service, client))
+
+
+def not_tried(service: Service, client: Wire) -> bool:
+    before = reruns(service)
+    assert client.value("/* shared */ SELECT count(*) FROM item") == "20"
+    return reruns(service) == before

@@ -59,6 +59,24 @@ class FakeView:
             ],
         }
 
+        self.known_shapes: list[Row] = [
+            {
+                "database": "shop",
+                "shape": "0af3",
+                "sqlstate": "25006",
+                "since": 1_800_000_000.0,
+                "text": "SELECT f($1)",
+            }
+        ]
+        self.forgotten: list[str] = []
+
+    def shapes(self) -> list[Row]:
+        return self.known_shapes
+
+    def forget_shapes(self, shape: str) -> int:
+        self.forgotten.append(shape)
+        return len(self.known_shapes)
+
     def nodes(self) -> list[Row]:
         return [
             {

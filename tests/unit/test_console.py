@@ -51,7 +51,8 @@ from tests.support.rawpg import (
 )
 
 PORT = 6432
-COMMANDS = ("clients", "config", "databases", "help", "nodes", "pools", "servers", "stats", "version")
+COMMANDS = ("clients", "config", "databases", "help", "nodes", "pools", "servers", "shapes", "stats", "version")
+ACTIONS = ("forget",)
 
 
 class Fixture:
@@ -91,7 +92,25 @@ async def console() -> AsyncIterator[Fixture]:
 
 
 def test_registry_finds_every_command() -> None:
-    assert tuple(load()) == COMMANDS
+    assert tuple(load()) == tuple(sorted(COMMANDS + ACTIONS))
+
+
+@pytest.mark.parametrize(
+    ("sql", "replies", "forgotten"),
+    [
+        ("SHOW SHAPES", "D[shop,0af3,25006,2027-01-15 08:00:00 UTC,SELECT f($1)] C[SHOW] ZI", []),
+        ("FORGET SHAPE '0af3'", "D[1] C[FORGET] ZI", ["0af3"]),
+        ("forget shape 0af3;", "D[1] C[FORGET] ZI", ["0af3"]),
+        ("FORGET SHAPES", "D[1] C[FORGET] ZI", [""]),
+        ("FORGET", "E[42601] ZI", []),
+        ("FORGET SHAPE", "E[42601] ZI", []),
+        ("FORGET SHAPE ''", "E[42601] ZI", []),
+        ("SHOW FORGET", "E[42601] ZI", []),
+    ],
+)
+async def test_shapes_are_shown_and_forgotten(console: Fixture, sql: str, replies: str, forgotten: list[str]) -> None:
+    assert (await console.say(Q(sql))).endswith(replies)
+    assert console.view.forgotten == forgotten
 
 
 SIMPLE = [
