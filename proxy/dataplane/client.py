@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import CannotFollow, NoNode, ProtocolViolation, Terminated, TridentError
-from ..routing.bind import UNREADABLE, readable
+from ..routing.bind import UNREADABLE, Binding, readable
 from ..routing.router import Hold
 from ..session import rules
 from ..session.prepared import ClientStatements, Statement, take_names
@@ -217,9 +217,8 @@ class Client(Sink, Waiter):
     def _at_once(self, form: int, data: bytes, classification: Classification) -> bool:
         """Send a usual unit as it came, or let it wait for a server as it is (`_early`). False when it
         needs more than that; the general way then takes it."""
-        binding = self.binding
-        if binding is not None:
-            classification = binding.of(classification)
+        if self.binding is not None:
+            classification = self._bound(self.binding, classification)
         if not classification.quick or not self._readable:
             return False
         server = self.server
@@ -540,9 +539,17 @@ class Client(Sink, Waiter):
             return UNREADABLE
         return self._classifier.classify(sql)
 
+    def _bound(self, binding: Binding, classification: Classification) -> Classification:
+        """What a statement is in this database. That what it calls is harmless is believed for as long as the
+        catalogue is: DDL may have changed it. (Whether a read may leave the primary is asked when it is routed.)"""
+        bound = binding.of(classification)
+        if bound is classification.at_best and not self.worker.catalogues.believed(self):
+            return classification
+        return bound
+
     def join(self, unit: Unit, classification: Classification) -> None:
         if self.binding is not None:
-            classification = self.binding.of(classification)
+            classification = self._bound(self.binding, classification)
         unseen = not classification.plain and Effect.UNKNOWN_CODE in classification.effects
         unit.join(classification, unseen and self.worker.trust.holds((self.settings.dbname, classification)))
 

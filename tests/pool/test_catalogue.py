@@ -120,6 +120,26 @@ def test_after_ddl_no_old_catalogue_is_believed(
         assert eventually(lambda: on_copies(service, readers[0], "SELECT count(*) FROM trail"), 10)
 
 
+@pytest.mark.parametrize("extended", [False, True])
+def test_after_ddl_code_is_watched_again(serve: Serve, fleet: Fleet, extended: bool) -> None:
+    """A function was known to be harmless, so nobody looked what it left behind; now it is another one."""
+    service = serve({"routing": {"read_split": True, "catalogue_interval": NEVER}}, own=True)
+    service.admin.run(OBJECTS)
+    fleet.caught_up()
+    client, other = service.client(pool=1), service.client(pool=1)
+    assert eventually(lambda: on_copies(service, client, "SELECT plus(1, 2)"), 10)
+    sql = "INSERT INTO trail(item_id) VALUES (plus(1, 2))"
+    for _ in range(3):
+        client.query(sql)
+    client.query(
+        "CREATE OR REPLACE FUNCTION plus(a int, b int) RETURNS int LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM set_config('work_mem', '7MB', false); RETURN a + b; END $$"
+    )
+    client.send(*(P("", sql), B(), E(), S) if extended else (Q(sql),)).until()
+    assert other.value("SHOW work_mem") == "4MB"
+    assert client.value("SHOW work_mem") == "7MB"
+
+
 def test_ddl_that_passes_by_is_seen_at_the_next_look(service: Service) -> None:
     client = service.client(pool=20)
     assert eventually(lambda: on_copies(service, client, "SELECT id FROM plain_view WHERE id = 2"), 10)
