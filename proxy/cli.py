@@ -57,10 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     convert.set_defaults(run=_convert)
 
     classify = commands.add_parser("classify", help="say what statements need: JSON lines on standard input")
-    known = classify.add_mutually_exclusive_group()
-    known.add_argument("--catalog", metavar="FILE", type=Path, help="in the database that this catalogue was read from")
-    known.add_argument("--dsn", metavar="URL", help="in this database: postgresql://user:password@host:port/database")
+    _database(classify)
     classify.set_defaults(run=_classify)
+
+    lint = commands.add_parser("lint", help="say which queries of SQL files or logs will stay on the primary, and why")
+    _database(lint)
+    lint.add_argument("files", metavar="FILE", nargs="+", type=Path, help="SQL, or the server's log")
+    lint.set_defaults(run=_lint)
 
     catalog = commands.add_parser("catalog", help="read what the names of a database mean, for classify --catalog")
     catalog.add_argument("dsn", metavar="URL", help="postgresql://user:password@host:port/database")
@@ -71,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser
+
+
+def _database(parser: argparse.ArgumentParser) -> None:
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument("--catalog", metavar="FILE", type=Path, help="in the database that this catalogue was read from")
+    known.add_argument("--dsn", metavar="URL", help="in this database: postgresql://user:password@host:port/database")
 
 
 def _configuration(parser: argparse.ArgumentParser) -> None:
@@ -165,27 +174,55 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _classify(options: argparse.Namespace) -> int:
-    import msgspec
-
     from .sql import command
-    from .sql.catalogue import Catalogue
 
-    catalogue: Catalogue | None = None
     try:
-        if options.catalog is not None:
-            catalogue = msgspec.json.decode(options.catalog.read_bytes(), type=Catalogue)
-        elif options.dsn is not None:
-            catalogue = _read_catalogue(options.dsn)
-    except OSError as error:
-        print(f"{options.catalog}: can't be read: {error.strerror}", file=sys.stderr)
-        return 1
-    except msgspec.DecodeError as error:
-        print(f"{options.catalog}: not a catalogue: {error}", file=sys.stderr)
-        return 1
+        catalogue = _chosen_catalogue(options)
     except TridentError as error:
         print(error.message, file=sys.stderr)
         return 1
     return command.main(sys.stdin, sys.stdout, catalogue)
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from .sql.lint import lint
+
+    status = 0
+    try:
+        catalogue = _chosen_catalogue(options)
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    for path in options.files:
+        try:
+            text = path.read_text("utf-8", "replace")
+        except OSError as error:
+            print(f"{path}: can't be read: {error.strerror}", file=sys.stderr)
+            status = 1
+            continue
+        for finding in lint(text, catalogue):
+            status = 1
+            sql = " ".join(finding.sql.split())
+            print(f"{path}:{finding.line}: {finding.reason}: {sql if len(sql) <= 80 else sql[:77] + '...'}")
+    return status
+
+
+def _chosen_catalogue(options: argparse.Namespace) -> Catalogue | None:
+    """That of --catalog or --dsn; raises TridentError if it can't be had."""
+    import msgspec
+
+    from .sql.catalogue import Catalogue
+
+    if options.dsn is not None:
+        return _read_catalogue(options.dsn)
+    if options.catalog is None:
+        return None
+    try:
+        return msgspec.json.decode(options.catalog.read_bytes(), type=Catalogue)
+    except OSError as error:
+        raise ConfigError(f"{options.catalog}: can't be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{options.catalog}: not a catalogue: {error}") from None
 
 
 def _catalog(options: argparse.Namespace) -> int:
