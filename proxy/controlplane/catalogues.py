@@ -147,6 +147,7 @@ class Catalogues:
                 database=known.name,
                 relations=len(catalogue.relations),
                 functions=len(catalogue.functions),
+                hidden=catalogue.hidden,
                 seconds=round(self._clock.now() - began, 3),
             )
 
@@ -178,4 +179,4 @@ async def _rows(link: NodeLink, sql: str) -> list[inventory.Row]:
     found = await link.query(f"{sql} LIMIT {inventory.MAX_ROWS + 1}")
     if len(found) > inventory.MAX_ROWS:
         raise TridentError(f"the database has more than {inventory.MAX_ROWS} objects of one kind", sqlstate="54000")
-    return [[None if value is None else value.decode("utf-8", "surrogateescape") for value in row] for row in found]
+    return [[None if value is None else value.decode("utf-8", "replace") for value in row] for row in found]

@@ -224,6 +224,6 @@ OPERATORS = names(
     <> <@ <^ = > >= >> >>= >^ ? ?# ?& ?- ?-| ?| ?|| @ @-@ @> @? @@ @@@ ^ ^@ | |&> |/ |>> || ||/ ~ ~* ~<=~ ~<~ ~= ~>=~
     ~>~ ~~ ~~*
     """
-) | {"BETWEEN", "NOT BETWEEN", "BETWEEN SYMMETRIC", "NOT BETWEEN SYMMETRIC"}
+)
 """Names of pg_operator; their functions are immutable or stable. A database may have operators of its own by these
-names: the catalogue tells. BETWEEN is an operator to the grammar."""
+names: the catalogue tells."""

@@ -26,7 +26,7 @@ Names = dict[str, dict[str, str]]
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """The names of one database; of types only those that need the primary."""
+    """The names of one database."""
 
     version: str = ""
     """Mark of what it was read from: equal marks, equal content."""
@@ -34,12 +34,11 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     relations: Names = {}
     operators: Names = {}
     """Of extensions and users, whose names may be PostgreSQL's own too."""
-    types: Names = {}
     fields: dict[str, str] = {}
     """Functions that need the primary and that `relation.name` may call."""
     hidden: str = ""
-    """Why no read may leave the primary, whatever its text: an implicit cast or an operator class that isn't
-    harmless is found without a name."""
+    """Why no read may leave the primary, whatever its text: code that isn't harmless is reached without a name, by a
+    cast, a domain, an operator class, a type, or the planner (the expression of an index)."""
 
 
 def bind(found: Classification, catalogue: Catalogue) -> Classification:
@@ -81,13 +80,14 @@ def reason_in(catalogue: Catalogue, uses: Uses) -> str:
     for schema, name in uses.functions:
         reason = _of(catalogue.functions, schema, name)
         if reason is None:
-            reason = HARMLESS if not schema and name in builtins.SAFE else "unknown_function"
+            reason = HARMLESS if _is_own_function(schema, name) else "unknown_function"
         if reason:
             return reason
     for schema, name in uses.operators:
         reason = _of(catalogue.operators, schema, name)
         if reason is None:
-            reason = HARMLESS if not schema and name in builtins.OPERATORS else "unknown_operator"
+            own = schema in _OWN and name in builtins.OPERATORS
+            reason = HARMLESS if own else "unknown_operator"
         if reason:
             return reason
     for schema, name in uses.relations:
@@ -96,13 +96,20 @@ def reason_in(catalogue: Catalogue, uses: Uses) -> str:
             reason = HARMLESS if not schema and name in uses.ctes else "unknown_relation"
         if reason:
             return reason
-    for schema, name in uses.types:
-        if reason := _of(catalogue.types, schema, name):
-            return reason
     for name in uses.fields:
         if reason := catalogue.fields.get(name):
             return reason
     return HARMLESS
+
+
+_OWN = ("", "pg_catalog")
+
+
+def _is_own_function(schema: str, name: str) -> bool:
+    """Whether PostgreSQL itself has such a function, and it is harmless."""
+    if schema == "information_schema":
+        return name.startswith("_pg_")  # what its views are made of
+    return schema in _OWN and name in builtins.SAFE
 
 
 def _of(known: Names, schema: str, name: str) -> str | None:

@@ -36,6 +36,8 @@ _LEAVES = frozenset({"String", "A_Const", "A_Star", "ParamRef", "Integer", "Floa
 """Harmless, and nothing is below them."""
 _RELATION_FIELDS = frozenset({"RangeVar", "relation", "rel", "view", "sequence", "typevar"})
 _OPERATOR_FIELDS = {"A_Expr": "name", "SubLink": "operName", "SortBy": "useOp"}
+_BETWEEN = ("<", "<=", ">", ">=")
+"""What BETWEEN and NOT BETWEEN mean."""
 _JSON_AGGREGATES = frozenset({"JsonArrayAgg", "JsonObjectAgg"})
 
 
@@ -104,7 +106,7 @@ class Survey:
         fields: names selected from a composite value: (expression).name, which calls a function if there
             is no such column (manual, 4.2.6 and 38.4.3).
         operators: names of operators; a qualified one is "schema.name".
-        types: (schema or "", name) of types in casts.
+        types: names of types in casts, without pg_catalog.
         samplers: TABLESAMPLE methods.
         grouped: there is a GROUP BY, HAVING or JSON aggregate.
         windowed: a function is called OVER a window.
@@ -136,7 +138,7 @@ class Survey:
         self.dotted: set[str] = set()
         self.fields: set[str] = set()
         self.operators: set[str] = set()
-        self.types: set[tuple[str, str]] = set()
+        self.types: set[str] = set()
         self.samplers: set[str] = set()
         self.grouped = False
         self.windowed = False
@@ -176,10 +178,16 @@ def survey(tree: Any) -> Survey:
             elif key in _OPERATOR_FIELDS:
                 name = child.get(_OPERATOR_FIELDS[key])
                 if name:
-                    seen.operators.add(".".join(part["String"]["sval"] for part in name))
+                    written = ".".join(part["String"]["sval"] for part in name)
+                    seen.operators.update(_BETWEEN if written.endswith(("BETWEEN", "SYMMETRIC")) else (written,))
+                elif key == "SubLink" and child.get("subLinkType") == "ANY_SUBLINK":
+                    seen.operators.add("=")  # IN
+            elif key == "CaseExpr" or key == "JoinExpr":
+                if "arg" in child or "usingClause" in child or "isNatural" in child:
+                    seen.operators.add("=")
             elif key == "typeName":
                 if "names" in child:
-                    seen.types.add(_qualified(child["names"]))
+                    seen.types.add(_qualified(child["names"])[1])
             elif key == "indirection":
                 seen.fields.update(part["String"]["sval"] for part in child if "String" in part)
             elif key == "CommonTableExpr":

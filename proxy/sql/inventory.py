@@ -1,4 +1,4 @@
-"""A database's own functions, views, policies, operators, casts and types, weighed into a `Catalogue`. Pure.
+"""A database's own functions, views, policies, operators and what else runs code, weighed into a `Catalogue`. Pure.
 
 Owns the queries that read them from a node, and the rules by which one is harmless: what it is made of is looked at
 as a statement is (`verdicts`), and what that uses in turn has to be harmless too. Volatility marks are promises that
@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from . import builtins, lexical
+import msgspec
+
+from . import lexical
 from .catalogue import HARMLESS, Catalogue, Names, reason_in, worst
 from .grammar import Unparsed, parse, parse_plpgsql
 from .model import Class, Uses, names
@@ -58,14 +61,17 @@ WHERE c.relrowsecurity AND p.polcmd IN ('*', 'r') AND p.polqual IS NOT NULL""",
     "functions": f"""\
 SELECT n.nspname, p.proname, p.prokind, p.provolatile, l.lanname, e.extname,
  pg_catalog.left(CASE l.lanname WHEN 'plpgsql' THEN pg_catalog.pg_get_functiondef(p.oid)
-  WHEN 'sql' THEN coalesce(pg_catalog.pg_get_function_sqlbody(p.oid), p.prosrc) END, {MAX_BODY}),
+  WHEN 'sql' THEN coalesce(pg_catalog.pg_get_function_sqlbody(p.oid), p.prosrc)
+  WHEN 'internal' THEN p.prosrc END, {MAX_BODY}),
  pg_catalog.pg_get_expr(p.proargdefaults, 0),
  p.pronargs - p.pronargdefaults <= 1 AND p.pronargs >= 1
-  AND (SELECT t.typtype IN ('c', 'p') FROM pg_catalog.pg_type t WHERE t.oid = p.proargtypes[0]),
+  AND (p.provariadic <> 0
+   OR (SELECT t.typtype IN ('c', 'd', 'p') FROM pg_catalog.pg_type t WHERE t.oid = p.proargtypes[0])),
  (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(fn.nspname, f.proname, f.provolatile))
   FROM pg_catalog.pg_aggregate a, pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace fn ON fn.oid = f.pronamespace
   WHERE a.aggfnoid = p.oid AND f.oid IN (a.aggtransfn, a.aggfinalfn, a.aggcombinefn, a.aggserialfn, a.aggdeserialfn,
-   a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn))
+   a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn)),
+ pg_catalog.array_to_string(p.proconfig, E'\\n')
 FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 JOIN pg_catalog.pg_language l ON l.oid = p.prolang
 LEFT JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = p.oid
@@ -75,33 +81,29 @@ WHERE p.oid >= {_USERS} AND p.prokind <> 'p' AND n.nspname !~ '^pg_temp_'""",
     "operators": f"""\
 SELECT n.nspname, o.oprname, pn.nspname, p.proname, p.provolatile
 FROM pg_catalog.pg_operator o JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
-JOIN pg_catalog.pg_proc p ON p.oid = o.oprcode JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
+JOIN pg_catalog.pg_operator i ON i.oid IN (o.oid, o.oprnegate, o.oprcom)
+JOIN pg_catalog.pg_proc p ON p.oid = i.oprcode JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
 WHERE o.oid >= {_USERS}""",
-    "casts": f"""\
-SELECT n.nspname, t.typname, c.castcontext, pn.nspname, p.proname, p.provolatile
-FROM pg_catalog.pg_cast c JOIN pg_catalog.pg_type t ON t.oid = c.casttarget
-JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
-JOIN pg_catalog.pg_proc p ON p.oid = c.castfunc JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
-WHERE c.oid >= {_USERS}""",
-    "classes": f"""\
+    "domains": f"""\
+SELECT pg_catalog.pg_get_expr(c.conbin, 0) FROM pg_catalog.pg_constraint c WHERE c.contypid >= {_USERS}""",
+    "implied": f"""\
 SELECT pn.nspname, p.proname, p.provolatile
 FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
 WHERE p.oid >= {_USERS} AND p.oid IN (
- SELECT amproc FROM pg_catalog.pg_amproc UNION
- SELECT o.oprcode FROM pg_catalog.pg_amop a JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr)""",
-    "domains": f"""\
-WITH RECURSIVE parts(whole, part) AS (
- SELECT t.oid, t.typbasetype FROM pg_catalog.pg_type t WHERE t.typbasetype >= {_USERS}
- UNION ALL SELECT t.oid, t.typelem FROM pg_catalog.pg_type t WHERE t.typelem >= {_USERS} AND t.typlen = -1
- UNION ALL SELECT c.reltype, a.atttypid FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
-  WHERE a.atttypid >= {_USERS} AND c.reltype <> 0),
-uses(checked, used) AS (
- SELECT c.contypid, c.contypid FROM pg_catalog.pg_constraint c WHERE c.contypid >= {_USERS}
- UNION SELECT uses.checked, parts.whole FROM uses JOIN parts ON parts.part = uses.used)
-SELECT n.nspname, t.typname, pg_catalog.pg_get_expr(c.conbin, 0)
-FROM uses JOIN pg_catalog.pg_type t ON t.oid = uses.used JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
-JOIN pg_catalog.pg_constraint c ON c.contypid = uses.checked
-WHERE n.nspname !~ '^pg_temp_'""",
+ SELECT c.castfunc FROM pg_catalog.pg_cast c
+ UNION ALL SELECT a.amproc FROM pg_catalog.pg_amproc a
+ UNION ALL SELECT o.oprcode FROM pg_catalog.pg_amop a JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
+ UNION ALL SELECT pg_catalog.unnest(ARRAY[r.rngcanonical, r.rngsubdiff]::oid[]) FROM pg_catalog.pg_range r
+ UNION ALL SELECT d.refobjid FROM pg_catalog.pg_depend d
+  WHERE d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.deptype = 'n' AND (
+   d.classid IN ('pg_catalog.pg_class'::pg_catalog.regclass, 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass)
+   OR d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid IN (
+    SELECT c.oid FROM pg_catalog.pg_constraint c JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.conrelid))
+ UNION ALL SELECT t.functions FROM (
+  SELECT pg_catalog.unnest(ARRAY[typinput, typoutput, typreceive, typsend, typmodin, typmodout]::oid[]) AS functions
+  FROM pg_catalog.pg_type WHERE oid >= {_USERS}) t
+  WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_depend e WHERE e.objid = t.functions AND e.deptype = 'e'
+   AND e.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass))""",
 }
 """What is asked of a node, one result each; `catalogue_of` takes the rows, every value as text. Manual, chapter 53."""
 
@@ -123,7 +125,10 @@ SELECT {
             ("pg_amop", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_amproc", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_type", "t.oid", f"t.oid >= {_USERS}"),
-            ("pg_constraint", "t.oid", "t.contypid <> 0"),
+            ("pg_constraint", "t.oid", "true"),
+            ("pg_index", "t.indexrelid", f"t.indexrelid >= {_USERS}"),
+            ("pg_statistic_ext", "t.oid", "true"),
+            ("pg_range", "t.rngtypid", f"t.rngtypid >= {_USERS}"),
             ("pg_extension", "t.oid", "true"),
         )
     )
@@ -136,37 +141,24 @@ def catalogue_of(rows: Rows) -> Catalogue:
     """Return the catalogue of a database from the rows of QUERIES. Takes 50-500 us for each function and view."""
     things: list[_Thing] = [
         *_relations(rows["relations"], rows["parents"], rows["policies"]),
-        *_functions(rows["functions"]),
+        *_functions(rows["functions"], {row[1] or "" for row in rows["relations"]}),
         *_operators(rows["operators"]),
-        *_types(rows["casts"], rows["domains"]),
     ]
     catalogue = Catalogue(version=_mark(rows))
     tables = {
         "function": catalogue.functions,
         "relation": catalogue.relations,
         "operator": catalogue.operators,
-        "type": catalogue.types,
     }
     for thing in things:
         _note(tables[thing.kind], thing)
         _note_field(catalogue, thing)
     _spread(catalogue, tables, things)
-    hidden = [
-        reason_in(catalogue, uses)
-        for uses in (
-            *(_of_function(row[3:6]) for row in rows["casts"] if row[2] == "i"),
-            *(_of_function(row) for row in rows["classes"]),
-        )
-    ]
-    return Catalogue(
-        version=catalogue.version,
-        functions=catalogue.functions,
-        relations=catalogue.relations,
-        operators=catalogue.operators,
-        types={name: schemas for name, schemas in catalogue.types.items() if any(schemas.values())},
-        fields=catalogue.fields,
-        hidden=worst(hidden),
-    )
+    hidden = [reason_in(catalogue, _of_function(row)) for row in rows["implied"]]
+    for (condition,) in rows["domains"]:
+        reason, uses = _expression(condition)
+        hidden += [reason, *(reason_in(catalogue, one) for one in uses)]
+    return msgspec.structs.replace(catalogue, hidden=worst(hidden))
 
 
 class _Thing:
@@ -259,15 +251,27 @@ _VALUES = names(
 """Of these extensions: volatile, but their only effect is another value."""
 
 
-def _functions(functions: list[Row]) -> Iterator[_Thing]:
-    for schema, name, kind, volatile, language, extension, body, defaults, is_field, parts in functions:
+_CONSTRUCTORS = names(
+    "range_constructor2 range_constructor3 multirange_constructor0 multirange_constructor1 multirange_constructor2"
+)
+"""Made by CREATE TYPE ... AS RANGE."""
+_SETTINGS = ("standard_conforming_strings=", "transaction_")
+"""Settings of a function by which its body is read otherwise than here, or can't run on a standby."""
+
+
+def _functions(functions: list[Row], relations: Collection[str]) -> Iterator[_Thing]:
+    for schema, name, kind, volatile, language, extension, body, defaults, is_field, parts, settings in functions:
         reason, uses = HARMLESS, []
-        if kind == "a":
+        if settings and any(line.startswith(_SETTINGS) for line in settings.split("\n")):
+            reason = "unknown_function"
+        elif kind == "a":
             uses = [_of_function(part) for part in json.loads(parts or "[]")]
         elif language == "plpgsql" and body is not None:
-            reason, uses = _plpgsql(body)
+            reason, uses = _plpgsql(body, relations)
         elif language == "sql" and body is not None:
             reason, uses = _sql_body(body)
+        elif language == "internal" and body in _CONSTRUCTORS:
+            pass
         elif not _is_kept(name or "", volatile or "v", language or "", extension):
             reason = "volatile_function" if volatile == "v" else "unknown_function"
         if defaults is not None and not reason:
@@ -289,26 +293,14 @@ def _of_function(function: Row) -> Uses:
     """The use of one function, given as (schema, name, volatility). An implementation that PostgreSQL has itself, for
     an operator say, is in no list of what statements call; it is harmless if it is immutable."""
     schema, name, volatile = function
-    if schema != "pg_catalog":
-        return Uses(functions=frozenset({(schema or "", name or "")}))
-    if name in builtins.SAFE or (volatile == "i" and not is_unsafe(name or "")):
+    if schema == "pg_catalog" and volatile == "i" and not is_unsafe(name or ""):
         return Uses()
-    return Uses(functions=frozenset({("pg_catalog", name or "")}))
+    return Uses(functions=frozenset({(schema or "", name or "")}))
 
 
 def _operators(operators: list[Row]) -> Iterator[_Thing]:
     for schema, name, *function in operators:
         yield _Thing("operator", schema or "", name or "", HARMLESS, [_of_function(function)])
-
-
-def _types(casts: list[Row], domains: list[Row]) -> Iterator[_Thing]:
-    """A cast by a function counts for its target type, and a check for its domain and all that contains it."""
-    for schema, name, _, *function in casts:
-        yield _Thing("type", schema or "", name or "", HARMLESS, [_of_function(function)])
-    for schema, name, condition in domains:
-        # An array is written by the name of its elements.
-        yield _Thing("type", schema or "", (name or "").removeprefix("_"), *_expression(condition))
-        yield _Thing("type", schema or "", name or "", *_expression(condition))
 
 
 # --- what code does ----------------------------------------------------------------------------------
@@ -358,13 +350,19 @@ _STATEMENT, _EXPRESSION = 0, 2
 """PLpgSQL_expr.parseMode; the others are assignments (parser/parser.h, RawParseMode)."""
 
 
-def _plpgsql(definition: str) -> tuple[str, list[Uses]]:
+def _plpgsql(definition: str, relations: Collection[str]) -> tuple[str, list[Uses]]:
     if len(definition) >= MAX_BODY:
         return "too_complex", []
+    if _gives_records_values(definition):
+        return "unknown_function", []
     try:
         tree = parse_plpgsql(definition)
     except Unparsed:
-        return "unknown_function", []
+        # It knows no table, and so no field of a variable that is a row of one.
+        try:
+            tree = parse_plpgsql(_with_records(definition, relations))
+        except Unparsed:
+            return "unknown_function", []
     reasons: list[str] = []
     uses: list[Uses] = []
     stack: list[Any] = [tree]
@@ -380,13 +378,57 @@ def _plpgsql(definition: str) -> tuple[str, list[Uses]]:
                     reason, more = _plpgsql_sql(child["query"], child.get("parseMode", _STATEMENT))
                     reasons.append(reason)
                     uses += more
-                elif key == "PLpgSQL_type":
-                    reason, more = _expression(f"NULL::{child['typname']}") if "%" not in child["typname"] else ("", [])
-                    reasons.append(reason)
-                    uses += more
                 else:
                     stack.append(child)
     return worst(reasons), uses
+
+
+_BODY = re.compile(r"\sAS (\$[^$]*\$)(.*)\1\s*$", re.DOTALL)
+
+
+def _gives_records_values(definition: str) -> bool:
+    """Whether a variable of type record is given a value where it is declared: the tree leaves that out."""
+    body = _BODY.search(definition)
+    if body is None:
+        return True
+    text = body[2]
+    before = ""
+    for _, start, end in lexical.tokens(text):
+        word = text[start:end].lower()
+        if before == "record" and word in (":", "=", "default"):
+            return True
+        if not (before == "record" and word in ("not", "null")):
+            before = word
+    return False
+
+
+def _with_records(definition: str, relations: Collection[str]) -> str:
+    """The same with variables of type record instead of a table's row, where they are given no value at once."""
+    body = _BODY.search(definition)
+    if body is None:
+        return definition
+    text = body[2]
+    out: list[str] = []
+    done = 0
+    words: list[tuple[int, int]] = []
+    declares = False
+    for _, start, end in lexical.tokens(text):
+        word = text[start:end].lower()
+        if word in ("declare", "begin"):
+            declares, words = word == "declare", []
+        elif word != ";":
+            words.append((start, end))
+        elif declares and len(words) > 1:
+            (first, _), (_, last) = words[1], words[-1]
+            name = text[first:last].lower().removesuffix("%rowtype").rpartition(".")[2].strip('"')
+            if name in relations:
+                out += text[done:first], "record"
+                done = last
+            words = []
+        else:
+            words = []
+    out.append(text[done:])
+    return definition[: body.start(2)] + "".join(out) + definition[body.end(2) :]
 
 
 def _plpgsql_sql(query: str, mode: int) -> tuple[str, list[Uses]]:

@@ -91,26 +91,24 @@ class Uses:
     since a database may have functions of the same name.
 
     Attributes:
-        functions, relations, operators, types: (schema or "", name).
+        functions, relations, operators: (schema or "", name).
         fields: last parts of dotted names: `relation.name` calls a function if there is no such column.
         ctes: names that WITH gives; a relation of such a name may be that, and be nothing of the database.
     """
 
-    __slots__ = ("ctes", "fields", "functions", "operators", "relations", "types")
+    __slots__ = ("ctes", "fields", "functions", "operators", "relations")
 
     def __init__(
         self,
         functions: frozenset[tuple[str, str]] = frozenset(),
         relations: frozenset[tuple[str, str]] = frozenset(),
         operators: frozenset[tuple[str, str]] = frozenset(),
-        types: frozenset[tuple[str, str]] = frozenset(),
         fields: frozenset[str] = frozenset(),
         ctes: frozenset[str] = frozenset(),
     ) -> None:
         self.functions = functions
         self.relations = relations
         self.operators = operators
-        self.types = types
         self.fields = fields
         self.ctes = ctes
 

@@ -52,7 +52,7 @@ def is_fragile(seen: Survey) -> bool:
     """Whether a read uses a function, type, operator, relation or form that a columnar node may lack."""
     return (
         any(name not in FUNCTIONS for _, name, _ in seen.calls)
-        or any(name not in TYPES for _, name in seen.types)
+        or not seen.types <= TYPES
         or not seen.operators <= OPERATORS
         or not seen.nodes.isdisjoint(_FOREIGN_NODES)
         or any(node.startswith("Json") for node in seen.nodes)

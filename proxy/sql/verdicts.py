@@ -12,7 +12,7 @@ Called by `classify`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from . import builtins, portable
 from .grammar import READ_NODES, Survey, Tree, constant, mentions_temp, survey
@@ -80,19 +80,13 @@ class Verdict:
         """The names in it whose meaning the database decides; None if there are none."""
         operators = [name.rpartition(".") for seen in self.seen for name in seen.operators]
         uses = Uses(
-            functions=_outside((schema, name) for seen in self.seen for schema, name, _ in seen.calls),
-            relations=_outside(relation for seen in self.seen for relation in seen.relations),
-            operators=_outside((schema, name) for schema, _, name in operators),
-            types=_outside(type_ for seen in self.seen for type_ in seen.types),
+            functions=frozenset((schema, name) for seen in self.seen for schema, name, _ in seen.calls),
+            relations=frozenset(relation for seen in self.seen for relation in seen.relations),
+            operators=frozenset((schema, name) for schema, _, name in operators),
             fields=frozenset(name for seen in self.seen for name in seen.fields | seen.dotted),
             ctes=frozenset(name for seen in self.seen for name in seen.ctes),
         )
-        used = uses.functions or uses.relations or uses.operators or uses.types or uses.fields
-        return uses if used else None
-
-
-def _outside(found: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    return frozenset(one for one in found if one[0] != "pg_catalog")
+        return uses if uses.functions or uses.relations or uses.operators or uses.fields else None
 
 
 def judge(node: str, body: Tree, first_word: str) -> Verdict:

@@ -169,10 +169,8 @@ def test_reads_that_follow_at_once_keep_their_order(service: Service) -> None:
     answers = client.ask(
         *(message for n in (0, 1, 2) for message in (P("", f"SELECT answer({n})"), B(), E(), S)), times=3
     )
-    assert [part for part in answers.split() if part[0] in "DE"] in (
-        ["D[0]", "E[0A000]", "D[2]"],
-        ["D[0]", "D[1]", "D[2]"],
-    )
+    # Three units were on their way before the second failed: to run it elsewhere would change their order.
+    assert [part for part in answers.split() if part[0] in "DE"] == ["D[0]", "E[0A000]", "D[2]"]
 
 
 def test_a_write_is_never_run_again(service: Service) -> None:

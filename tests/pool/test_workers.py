@@ -37,12 +37,16 @@ def by_worker(service: Service, count: int, pool: int) -> list[list[Wire]]:
     return list(found.values())
 
 
+EXIT = 0.25
+"""Seconds that a server process may take to end once its connection is closed."""
+
+
 class Watch:
-    """Counts the servers that PostgreSQL itself sees, over and over while it is open."""
+    """Counts the servers that PostgreSQL sees, over and over while it is open, but for each one's last moment."""
 
     def __init__(self, service: Service, user: str) -> None:
-        self.most = 0
-        self._sql = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{service.database}' AND usename = '{user}'"
+        self._lives: dict[str, tuple[float, float]] = {}
+        self._sql = f"SELECT pid FROM pg_stat_activity WHERE datname = '{service.database}' AND usename = '{user}'"
         self._wire = Wire(("127.0.0.1", service.fleet.primary.port))
         self._wire.login({"user": "postgres", "database": "postgres"})
         self._stop = threading.Event()
@@ -50,7 +54,15 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.most = max(self.most, int(self._wire.value(self._sql) or 0))
+            now = time.monotonic()
+            for (pid,) in self._wire.rows(self._sql):
+                self._lives[pid or ""] = (self._lives.get(pid or "", (now, now))[0], now)
+
+    @property
+    def most(self) -> int:
+        """The most at one time."""
+        lives = [(first, max(first, last - EXIT)) for first, last in self._lives.values()]
+        return max(sum(first <= moment <= last for first, last in lives) for moment, _ in lives)
 
     def __enter__(self) -> Watch:
         self._thread.start()

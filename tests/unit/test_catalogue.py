@@ -20,7 +20,8 @@ ITEM = ["public", "item", "r", "p", None]
 
 def function(name: str, body: str, language: str = "sql", **more: str | None) -> list[str | None]:
     """A row of QUERIES["functions"]."""
-    row = {"schema": "public", "kind": "f", "volatile": "v", "extension": None, "defaults": None, "field": "f"} | more
+    row = {"schema": "public", "kind": "f", "volatile": "v", "extension": None, "defaults": None, "field": "f"}
+    row |= {"settings": None} | more
     return [
         row["schema"],
         name,
@@ -32,6 +33,7 @@ def function(name: str, body: str, language: str = "sql", **more: str | None) ->
         row["defaults"],
         row["field"],
         None,
+        row["settings"],
     ]
 
 
@@ -120,12 +122,47 @@ def test_equal_rows_have_an_equal_version() -> None:
     assert first.version != inventory.catalogue_of({**NONE, "functions": rows[:1]}).version
 
 
-def test_what_needs_no_name_keeps_every_read_on_the_primary() -> None:
-    rows = [function("cast_it", "SELECT nextval('s')")]
-    casts = [["public", "t", "i", "public", "cast_it", "v"]]
-    found = inventory.catalogue_of({**NONE, "relations": [ITEM], "functions": rows, "casts": casts})
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"implied": [["public", "counts", "v"]]},
+        {"domains": [["(public.counts() > 0)"]]},
+        {"domains": [["nextval('s')"]]},
+    ],
+)
+def test_what_needs_no_name_keeps_every_read_on_the_primary(hidden: dict[str, Any]) -> None:
+    rows = [function("counts", "SELECT nextval('s')")]
+    found = inventory.catalogue_of({**NONE, "relations": [ITEM], "functions": rows, **hidden})
     assert bind(classify(b"SELECT * FROM item"), found).reason == "sequence"
     assert bind(classify(b"SELECT 1"), found).cls is Class.READ  # no name, nothing to cast
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("search_path=public", ""),
+        ("work_mem=1MB\nstandard_conforming_strings=off", "unknown_function"),
+        ("transaction_read_only=off", "unknown_function"),
+    ],
+)
+def test_settings_of_a_function(settings: str, reason: str) -> None:
+    assert functions(function("f", "SELECT 1", settings=settings))["f"]["public"] == reason
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        ("r record;", ""),
+        ("r record := ROW(1);", "unknown_function"),
+        ("r CONSTANT record = ROW(1);", "unknown_function"),
+        ("r record NOT NULL DEFAULT ROW(1);", "unknown_function"),
+        ("r RECORD /* x */ :=ROW(1);", "unknown_function"),
+        ("records int := 1; r int := 1;", ""),
+    ],
+)
+def test_values_of_records_are_not_in_the_tree(declared: str, reason: str) -> None:
+    body = plpgsql(f"DECLARE {declared} BEGIN RETURN 1; END")
+    assert functions(function("f", body, "plpgsql"))["f"]["public"] == reason
 
 
 def test_code_of_a_write_that_is_known_need_not_be_watched() -> None:
