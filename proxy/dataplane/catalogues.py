@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from ..ipc.board import Board, slot_of
 from ..ipc.messages import Learned, NeedCatalogue
-from ..routing.bind import Binding
+from ..routing.bind import CONFLICT, Binding
 from ..sql.catalogue import Catalogue
 from ..sql.grammar import normalized
-from .rerun import CONFLICT
 from .unit import Unit
 
 if TYPE_CHECKING:

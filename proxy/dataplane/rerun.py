@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..routing.bind import WRITES
+from ..routing.bind import CONFLICT, WRITES
 from ..session.prepared import Statement
 from ..sql.model import Class
 from ..wire import frontend
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from .client import Client
 
 
-REFUSALS = frozenset((WRITES, "0A000", "55000", "40001"))
+REFUSALS = frozenset((WRITES, "0A000", "55000", CONFLICT))
 """SQLSTATEs with which a standby answers what a primary may answer otherwise: read_only_sql_transaction,
 feature_not_supported, object_not_in_prerequisite_state, and serialization_failure for a conflict with recovery."""
-CONFLICT = "40001"
 
 
 class Rerun:

@@ -34,6 +34,8 @@ def readable(parameters: Mapping[str, str]) -> bool:
 
 WRITES = "25006"
 """read_only_sql_transaction: what a standby says to a write."""
+CONFLICT = "40001"
+"""serialization_failure: what a standby says to a read that stands in the way of replay; another time it may run."""
 MAX_REFUSED = 1000
 """Shapes that a worker remembers of one database."""
 
