@@ -1014,14 +1014,15 @@ class Client(Sink, Waiter):
                 self.worker.loop.call_soon(self._resume)
             self.batches.fail()
         sqlstate = fields.get("C", "")
-        on_copy = sqlstate in REFUSALS and self.worker.is_replica(server.pool.node)
+        is_stale = sqlstate == "0A000" and fields.get("R") == "RevalidateCachedQuery"
+        on_copy = sqlstate in REFUSALS and not is_stale and self.worker.is_replica(server.pool.node)
         if on_copy and not self.rerun.refused(server, owed, sqlstate):
             return False
         if owed.plain and not owed.extended:
             if first:
                 server.statements.unnamed = self.names.unnamed = None
             return True
-        if sqlstate == "0A000" and not self.names.own and fields.get("R") == "RevalidateCachedQuery":
+        if is_stale and not self.names.own:
             return self.rerun.failed(server, owed, first)
         return True
 

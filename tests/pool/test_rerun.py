@@ -240,3 +240,15 @@ def not_tried(service: Service, client: Wire) -> bool:
     before = reruns(service)
     assert client.value("/* shared */ SELECT count(*) FROM item") == "20"
     return reruns(service) == before
+
+
+def test_a_stale_plan_is_no_refusal(service: Service) -> None:
+    """It is parsed anew where it ran, or refused as by PostgreSQL; nothing is learned of it."""
+    client = reader(service)
+    assert client.ask(P("n", "SELECT * FROM trail LIMIT 1"), S) == "1 ZI"
+    assert client.ask(B("", "n"), E(), S) == "2 C[SELECT 0] ZI"
+    unseen(service, "ALTER TABLE trail ADD COLUMN more int")
+    # Nothing was described, so that nobody is told rows of another shape than he knows.
+    for _ in range(3):
+        assert client.ask(B("", "n"), E(), S) == "2 C[SELECT 0] ZI"
+    assert service.console("SHOW SHAPES") == []
