@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 from ..clock import Clock
 from ..config.schema import Config
-from ..errors import NodeFailure, TridentError
+from ..errors import NodeFailure, NodeRefused, TridentError
 from ..ipc.messages import KnownCatalogue
 from ..log import get_logger
 from ..sql import inventory
@@ -30,6 +30,7 @@ READ_TIMEOUT = 10.0
 """Seconds for one reading, connecting included."""
 RETRY = 0.5
 """Seconds after which a reading that failed is tried again."""
+NO_DATABASE = "3D000"
 REST = 4
 """Between two readings of a database lies so many times what the last one took: where DDL never ends, a fifth of a
 processor is spent on it at most."""
@@ -52,6 +53,7 @@ class _Database:
         self.untold = False
         """A worker has asked that has another catalogue than this, or none."""
         self.error = ""
+        self.missing = False
         self.hurry = asyncio.Event()
 
 
@@ -94,6 +96,9 @@ class Catalogues:
         while True:
             began = self._clock.now()
             well = await self._look(known)
+            if known.missing:
+                del self._databases[known.name]
+                return
             await asyncio.sleep(REST * (self._clock.now() - began) if well else RETRY)
             if well:
                 with contextlib.suppress(TimeoutError):
@@ -110,6 +115,7 @@ class Catalogues:
                 await self._read(known)
         except (TridentError, OSError) as error:
             reason = str(error) or "no full answer in time"
+            known.missing = isinstance(error, NodeRefused) and error.sqlstate == NO_DATABASE
             if reason != known.error:
                 _log.warning(
                     "catalogue_unreadable", database=known.name, error=reason, meaning="its reads stay on the primary"

@@ -300,6 +300,7 @@ class Client(Sink, Waiter):
             owed = self._usual = Owed(self, plain=True)
         owed.extended = form == _NAMED
         owed.wrote = classification.writes
+        owed.ddl = self._ddl
         owed.started = owed.failed = False
         server.owe(owed)
         server.transport.write(data)
@@ -851,7 +852,7 @@ class Client(Sink, Waiter):
             self.batches.send(server, unit, wrote)
             return
         owed = Owed(self, wrote=wrote)
-        owed.ddl = unit.may_be_ddl
+        owed.ddl = unit.may_be_ddl or self._ddl
         owed.unit = unit
         raw = unit.raw
         if unit.kind is Kind.QUERY:
@@ -1016,7 +1017,7 @@ class Client(Sink, Waiter):
         sqlstate = fields.get("C", "")
         is_stale = sqlstate == "0A000" and fields.get("R") == "RevalidateCachedQuery"
         on_copy = sqlstate in REFUSALS and not is_stale and self.worker.is_replica(server.pool.node)
-        if on_copy and not self.rerun.refused(server, owed, sqlstate):
+        if on_copy and not self.rerun.refused(server, owed, sqlstate, fields.get("R", "")):
             return False
         if owed.plain and not owed.extended:
             if first:
@@ -1025,6 +1026,11 @@ class Client(Sink, Waiter):
         if is_stale and not self.names.own:
             return self.rerun.failed(server, owed, first)
         return True
+
+    @property
+    def ddl_open(self) -> bool:
+        """Whether DDL ran in the open transaction: that it ends may change what names mean."""
+        return self._ddl
 
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""

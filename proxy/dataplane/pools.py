@@ -240,6 +240,10 @@ class ServerPool:
         """A unit that may have written has ended on a server, and its client is about to be told."""
         self.pools.worker.wrote(self.database)
 
+    def ddl_ended(self) -> None:
+        """DDL has ended on a server, or may have, and its client can't tell any more."""
+        self.pools.worker.catalogues.changed(self.database)
+
     def cancel(self, server: Server) -> None:
         """Ask the node to cancel what runs on a server. Until that is through, the server is not
         handed on: a late cancel would hit somebody else's statement."""

@@ -34,6 +34,11 @@ REFUSALS = frozenset((WRITES, "0A000", "55000", CONFLICT))
 feature_not_supported, object_not_in_prerequisite_state, and serialization_failure for a conflict with recovery."""
 
 
+SERIALIZABLE = "GetSerializableTransactionSnapshot"
+"""It refuses all that a session with default_transaction_isolation = serializable runs on a standby, which says nothing
+of the statement (storage/lmgr/predicate.c)."""
+
+
 class Rerun:
     """Of one client."""
 
@@ -73,15 +78,17 @@ class Rerun:
         owed.retry = self._run_again
         return False
 
-    def refused(self, server: Server, owed: Owed, sqlstate: str) -> bool:
-        """A standby has refused it. Whether the error is passed on."""
+    def refused(self, server: Server, owed: Owed, sqlstate: str, routine: str) -> bool:
+        """A standby has refused it. Whether the error is passed on. `routine` is where the error was raised."""
+        if server.fatal:
+            return True  # it has ended the session, and nothing follows
         client = self._client
         unit = self._as_sent(owed)
         alone = len(server.owed) == 1 and server.status == IDLE and owed.complete and not client.waits_behind
         if unit is None or unit.retried or owed.started or not alone:
             return True
         unit.retried = True
-        unit.refused = sqlstate
+        unit.refused = CONFLICT if routine == SERIALIZABLE else sqlstate
         self.unit = unit
         client.shut_in()
         owed.retry = self._run_on_primary

@@ -427,6 +427,8 @@ class Server:
                 self.pool.settled(self)
             return
         if head.sink is None:
+            if head.ddl:
+                self.pool.ddl_ended()  # its client has left, but it has run
             self.pool.settled(self)
             return
         head.sink.unit_done(self, head, status)
@@ -724,6 +726,8 @@ class Server:
         return self.walker.skip > 0 and head is not None and head.sink is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if any(owed.ddl for owed in self.owed):
+            self.pool.ddl_ended()  # it may have run
         if not self.closed:
             self.pool.lost(self)
 

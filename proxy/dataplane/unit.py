@@ -19,7 +19,7 @@ _UNSEEN = Effect.UNKNOWN_CODE | Effect.SET_ANY
 _NO_DDL = frozenset(("analyze", "comment", "grant", "revoke", "truncate", "vacuum", "cluster", "reindex"))
 """Kinds that change no meaning of a name, whatever their reason."""
 _DDL_WORDS = re.compile(
-    rb"\b(?:create(?!\s+(?:local\s+)?temp)|alter|drop|(?<!insert\s)(?<!merge\s)into(?!\s+(?:local\s+)?temp))\b",
+    rb"\b(?:create(?!\s+(?:local\s+)?temp)|alter|drop|(?<!insert\s)(?<!merge\s)into(?!\s+(?:local\s+)?temp)|prepared)\b",
     re.IGNORECASE,
 )
 """In a string of several statements, or a DO block. Temporary tables are nobody else's."""
@@ -166,7 +166,9 @@ class Unit:
 
 def is_ddl(classification: Classification, text: bytes) -> bool:
     """Whether what names mean may be another after this text."""
-    if classification.reason in DDL and classification.kind not in _NO_DDL:
+    if classification.kind == "commit prepared" or (
+        classification.reason in DDL and classification.kind not in _NO_DDL
+    ):
         return True
     several = classification.statements > 1 or classification.kind == "do"
     return several and _DDL_WORDS.search(text) is not None

@@ -64,9 +64,7 @@ SELECT n.nspname, p.proname, p.prokind, p.provolatile, l.lanname, e.extname,
   WHEN 'sql' THEN coalesce(pg_catalog.pg_get_function_sqlbody(p.oid), p.prosrc)
   WHEN 'internal' THEN p.prosrc END, {MAX_BODY}),
  pg_catalog.pg_get_expr(p.proargdefaults, 0),
- p.pronargs - p.pronargdefaults <= 1 AND p.pronargs >= 1
-  AND (p.provariadic <> 0
-   OR (SELECT t.typtype IN ('c', 'd', 'p') FROM pg_catalog.pg_type t WHERE t.oid = p.proargtypes[0])),
+ p.pronargs - p.pronargdefaults <= 1 AND p.pronargs >= 1,
  (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(fn.nspname, f.proname, f.provolatile))
   FROM pg_catalog.pg_aggregate a, pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace fn ON fn.oid = f.pronamespace
   WHERE a.aggfnoid = p.oid AND f.oid IN (a.aggtransfn, a.aggfinalfn, a.aggcombinefn, a.aggserialfn, a.aggdeserialfn,
@@ -83,7 +81,7 @@ SELECT n.nspname, o.oprname, pn.nspname, p.proname, p.provolatile
 FROM pg_catalog.pg_operator o JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
 JOIN pg_catalog.pg_operator i ON i.oid IN (o.oid, o.oprnegate, o.oprcom)
 JOIN pg_catalog.pg_proc p ON p.oid = i.oprcode JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
-WHERE o.oid >= {_USERS}""",
+WHERE o.oid >= {_USERS} OR o.oprnegate >= {_USERS} OR o.oprcom >= {_USERS}""",
     "domains": f"""\
 SELECT pg_catalog.pg_get_expr(c.conbin, 0) FROM pg_catalog.pg_constraint c WHERE c.contypid >= {_USERS}""",
     "implied": f"""\
@@ -99,6 +97,11 @@ WHERE p.oid >= {_USERS} AND p.oid IN (
    d.classid IN ('pg_catalog.pg_class'::pg_catalog.regclass, 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass)
    OR d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid IN (
     SELECT c.oid FROM pg_catalog.pg_constraint c JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.conrelid))
+ UNION ALL SELECT pg_catalog.unnest(ARRAY[o.oprcode, n.oprcode, c.oprcode]::oid[])
+ FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_operator o ON o.oid = d.refobjid
+ LEFT JOIN pg_catalog.pg_operator n ON n.oid = o.oprnegate LEFT JOIN pg_catalog.pg_operator c ON c.oid = o.oprcom
+ WHERE d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND d.deptype = 'n'
+  AND d.classid IN ('pg_catalog.pg_class'::pg_catalog.regclass, 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass)
  UNION ALL SELECT t.functions FROM (
   SELECT pg_catalog.unnest(ARRAY[typinput, typoutput, typreceive, typsend, typmodin, typmodout]::oid[]) AS functions
   FROM pg_catalog.pg_type WHERE oid >= {_USERS}) t
@@ -120,7 +123,7 @@ SELECT {
             ("pg_rewrite", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_policy", "t.oid", "true"),
             ("pg_inherits", "t.inhrelid", "true"),
-            ("pg_operator", "t.oid", f"t.oid >= {_USERS}"),
+            ("pg_operator", "t.oid", f"t.oid >= {_USERS} OR t.oprnegate >= {_USERS} OR t.oprcom >= {_USERS}"),
             ("pg_cast", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_amop", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_amproc", "t.oid", f"t.oid >= {_USERS}"),

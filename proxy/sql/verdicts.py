@@ -231,9 +231,9 @@ def _weigh_uses(verdict: Verdict, seen: Survey) -> None:
     verdict.seen.append(seen)
     for schema, name, call in seen.calls:
         _weigh_call(verdict, schema, name, call)
-    for name in seen.fields:
-        # (expression).name calls a function of one argument.
-        if name not in builtins.SAFE and is_unsafe(name):
+    for name in seen.fields | seen.dotted:
+        # (expression).name and relation.name may call a function of one argument.
+        if name not in builtins.SAFE and is_unsafe(name) and name not in _WITHOUT_ARGUMENTS:
             _weigh_call(verdict, "", name, {})
     for schema, name in seen.relations:
         if schema.startswith("pg_temp"):
@@ -256,6 +256,8 @@ def _weigh_uses(verdict: Verdict, seen: Survey) -> None:
         verdict.at_least(Class.WRITE, "unknown_node")
 
 
+_WITHOUT_ARGUMENTS = frozenset({"version"})
+"""Functions that can't be called so, by a name that columns have."""
 _NODE_RELATION_PREFIXES = ("pg_stat", "pg_replication_", "pg_backend_", "pg_shmem_", "pg_buffercache")
 _SHARED_STATISTICS = names(
     "pg_stats pg_stats_ext pg_stats_ext_exprs pg_statistic pg_statistic_ext pg_statistic_ext_data"

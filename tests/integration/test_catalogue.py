@@ -113,6 +113,9 @@ CREATE FUNCTION differs(a int, b int) RETURNS boolean LANGUAGE plpgsql STABLE AS
  $$ BEGIN PERFORM nextval('ticket'); RETURN true; END $$;
 CREATE OPERATOR === (LEFTARG = int, RIGHTARG = int, FUNCTION = int4eq, NEGATOR = !==);
 CREATE OPERATOR !== (LEFTARG = int, RIGHTARG = int, FUNCTION = differs);
+CREATE FUNCTION apart(a anyarray, b anyarray) RETURNS boolean LANGUAGE plpgsql STABLE AS
+ $$ BEGIN PERFORM nextval('ticket'); RETURN true; END $$;
+CREATE OPERATOR <!!> (LEFTARG = anyarray, RIGHTARG = anyarray, FUNCTION = apart, NEGATOR = @>);
 CREATE TABLE prices (v money2); INSERT INTO prices VALUES (ROW(1));
 CREATE DOMAIN positive AS int CHECK (VALUE > 0);
 CREATE TYPE colour AS ENUM ('red', 'green');
@@ -178,7 +181,10 @@ sequence	SELECT loud.shout()
 sequence	SELECT lower('A')
 sequence	SELECT i.stamp FROM item i
 sequence	SELECT (i).stamp FROM item i
+sequence	SELECT (1).twice
+insert	SELECT n.add_trail FROM generate_series(1, 1) n
 sequence	SELECT log_sum(qty) FROM item
+sequence	SELECT NOT (ARRAY[qty] @> ARRAY[2]) FROM item
 insert	SELECT add_trail(1)
 insert	SELECT add_trail_mislabelled(1)
 volatile_function	SELECT * FROM dblink('', 'SELECT 1') AS t(a int)
@@ -267,6 +273,13 @@ HIDDEN = {
     "index expression": (
         "CREATE TABLE indexed (a int); CREATE INDEX ON indexed ((always(5) AND a > 1))",
         "DROP TABLE indexed",
+        "SELECT * FROM indexed",
+    ),
+    "operator in an index expression": (
+        "CREATE FUNCTION agree(a int, b int) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT always(a)';"
+        "CREATE OPERATOR <!> (LEFTARG = int, RIGHTARG = int, FUNCTION = agree);"
+        "CREATE TABLE indexed (a int); CREATE INDEX ON indexed ((5 <!> 6 AND a > 1))",
+        "DROP TABLE indexed; DROP FUNCTION agree CASCADE",
         "SELECT * FROM indexed",
     ),
     "operator class": (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ..support.fleet import Fleet
-from ..support.rawpg import B, E, P, Q, S, Wire
+from ..support.rawpg import B, E, P, Q, S, Wire, X
 from .conftest import Serve, Service, eventually
 
 SPLIT: dict[str, Any] = {"routing": {"read_split": True, "catalogue_interval": 0.2}}
@@ -152,6 +152,55 @@ def test_ddl_that_passes_by_is_seen_at_the_next_look(service: Service) -> None:
 
     assert eventually(moved, 10)
     assert client.value("SELECT id FROM plain_view WHERE id = 2") == "2"
+
+
+MOVED = "CREATE OR REPLACE VIEW plain_view AS SELECT id + pg_is_in_recovery()::int * 100 AS id FROM item"
+"""What a standby doesn't refuse, and answers otherwise."""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        (Q(MOVED), X),
+        (P("", MOVED), B(), E(), S, X),
+        (Q("COMMIT"), X),
+        (Q("COMMIT PREPARED 'moved'"),),
+    ],
+)
+def test_ddl_counts_whoever_hears_of_its_end(serve: Serve, fleet: Fleet, sent: tuple[bytes, ...]) -> None:
+    service = serve({"routing": {"read_split": True, "catalogue_interval": NEVER}}, own=True)
+    service.admin.run(OBJECTS)
+    fleet.caught_up()
+    leaver, reader = service.client(pool=20), service.client(pool=20)
+    assert eventually(lambda: on_copies(service, reader, "SELECT id FROM plain_view WHERE id = 2"), 10)
+    if sent[0] == Q("COMMIT"):
+        leaver.query(f"BEGIN; {MOVED}")
+    elif sent[0] == Q("COMMIT PREPARED 'moved'"):
+        leaver.query(f"BEGIN; {MOVED}; PREPARE TRANSACTION 'moved'")
+        assert eventually(lambda: on_copies(service, reader, "SELECT count(*) FROM trail"), 10)
+    leaver.send(*sent)
+    if sent[-1] == X:
+        leaver.close()
+    else:
+        leaver.until()
+    moved = "SELECT pg_get_viewdef('plain_view') LIKE '%recovery%'"
+    assert eventually(lambda: service.admin.value(moved) == "t", 10)
+    fleet.caught_up()
+    for _ in range(20):
+        assert reader.value("SELECT id FROM plain_view WHERE id = 2") == "2"
+
+
+def test_databases_that_do_not_exist_take_no_place(serve: Serve, fleet: Fleet) -> None:
+    service = serve(SPLIT, own=True)
+    service.admin.run(OBJECTS)
+    fleet.caught_up()
+    for number in range(70):
+        client = service.open()
+        client.login({"user": "pool20", "database": f"nowhere{number}"})
+        assert client.log[-1].kind != "Z"
+        client.close()
+    reader = service.client(pool=20)
+    assert eventually(lambda: on_copies(service, reader, HARMLESS["view"]), 10)
 
 
 def test_a_worker_that_comes_later_is_told(serve: Serve, fleet: Fleet) -> None:

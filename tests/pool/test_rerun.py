@@ -252,3 +252,27 @@ def test_a_stale_plan_is_no_refusal(service: Service) -> None:
     for _ in range(3):
         assert client.ask(B("", "n"), E(), S) == "2 C[SELECT 0] ZI"
     assert service.console("SHOW SHAPES") == []
+
+
+def test_a_serializable_session_says_nothing_of_its_statements(service: Service) -> None:
+    client, other = reader(service), reader(service)
+    client.query("SET default_transaction_isolation = 'serializable'")
+    for _ in range(3):
+        assert client.value("SELECT count(*) FROM item") == "20"
+    assert eventually(lambda: reruns(service) >= 1)
+    assert service.console("SHOW SHAPES") == []
+    other.query("/* free */ SELECT count(*) FROM item")
+    assert service.reached("/* free */") - {"primary"}
+
+
+def test_the_end_of_a_session_on_a_standby_is_told(service: Service, fleet: Fleet) -> None:
+    """A conflict within a subtransaction ends the server's session: the client hears of it."""
+    client = reader(service)
+    unseen(
+        service,
+        """CREATE OR REPLACE FUNCTION answer(i int) RETURNS int LANGUAGE plpgsql STABLE AS
+ $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; RETURN i; EXCEPTION WHEN serialization_failure THEN
+ PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(1); RETURN i; END $$""",
+    )
+    replies = client.send(Q("SELECT answer(1)")).until("EOF")
+    assert [reply.fields["C"] for reply in replies if reply.kind == "E"] == ["57P01"]
