@@ -199,7 +199,7 @@ class Classification:
         self.fragile = fragile
         self.retyped = retyped
         self.plain = not effects and statements == 1 and kind not in ("copy", "execute", "prepare", "deallocate")
-        self.quick = self.plain and reason not in DDL
+        self.quick = self.plain and reason not in DDL and kind != "commit prepared"
         self.writes = cls is Class.WRITE
         self.uses = uses
         self.at_best = at_best
