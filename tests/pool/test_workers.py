@@ -179,6 +179,7 @@ def test_cancel_reaches_its_client_in_any_worker(service: Service) -> None:
             other.send(Q("SELECT pg_sleep(0.3)"))
         assert eventually(partial(_is_active, service, client))
         client.cancel()
-        assert show(client.until()) == "T[pg_sleep] E[57014] ZI"
+        # It may come before the statement has begun to run.
+        assert show(client.until()) in ("T[pg_sleep] E[57014] ZI", "E[57014] ZI")
         if other is not None:
             assert show(other.until()) == "T[pg_sleep] D[] C[SELECT 1] ZI"
