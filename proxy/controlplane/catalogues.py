@@ -113,7 +113,7 @@ class Catalogues:
         try:
             async with asyncio.timeout(READ_TIMEOUT):
                 await self._read(known)
-        except (TridentError, OSError) as error:
+        except (TridentError, OSError, ValueError) as error:
             reason = str(error) or "no full answer in time"
             known.missing = isinstance(error, NodeRefused) and error.sqlstate == NO_DATABASE
             if reason != known.error:

@@ -130,12 +130,12 @@ class Controller:
             lambda: self.snapshot,
             lambda: self._config,
             dial_database,
-            self._publisher.publish_catalogue,
+            self._publisher.publish_names,
             clock,
             self._tasks,
         )
 
-        self._shapes = Shapes(paths.shapes, self._publisher.publish_catalogue, clock)
+        self._shapes = Shapes(paths.shapes, self._publisher.publish_names, clock)
 
     # The view for `admin`.
 

@@ -116,7 +116,7 @@ class Publisher:
         self.freshness = freshness
         self._broadcast(Fresh(freshness))
 
-    def publish_catalogue(self, known: KnownCatalogue | KnownShapes) -> None:
+    def publish_names(self, known: KnownCatalogue | KnownShapes) -> None:
         """Tell all workers; one that comes later asks by itself."""
         self._broadcast(known)
 

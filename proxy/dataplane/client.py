@@ -135,7 +135,7 @@ class Client(Sink, Waiter):
         """`meaning` as of a state and a version of the schema."""
         self._own = 0
         """How often what names mean has changed for this session alone, as far as it keeps its server."""
-        self._ddl = False
+        self.ddl_open = False
         """DDL ran in the open transaction."""
         self._home: ServerPool | None = None
         self._home_snapshot: Snapshot | None = None
@@ -300,7 +300,7 @@ class Client(Sink, Waiter):
             owed = self._usual = Owed(self, plain=True)
         owed.extended = form == _NAMED
         owed.wrote = classification.writes
-        owed.ddl = self._ddl
+        owed.ddl = self.ddl_open
         owed.started = owed.failed = False
         server.owe(owed)
         server.transport.write(data)
@@ -852,7 +852,7 @@ class Client(Sink, Waiter):
             self.batches.send(server, unit, wrote)
             return
         owed = Owed(self, wrote=wrote)
-        owed.ddl = unit.may_be_ddl or self._ddl
+        owed.ddl = unit.may_be_ddl or self.ddl_open
         owed.unit = unit
         raw = unit.raw
         if unit.kind is Kind.QUERY:
@@ -1027,11 +1027,6 @@ class Client(Sink, Waiter):
             return self.rerun.failed(server, owed, first)
         return True
 
-    @property
-    def ddl_open(self) -> bool:
-        """Whether DDL ran in the open transaction: that it ends may change what names mean."""
-        return self._ddl
-
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
         """ReadyForQuery came."""
         self.units += 1
@@ -1040,9 +1035,9 @@ class Client(Sink, Waiter):
             self._received = 0
         if owed.wrote and self._uses_sequences:
             self.pins |= {rules.PIN_SEQUENCE}
-        if owed.ddl or self._ddl:
+        if owed.ddl or self.ddl_open:
             self.worker.catalogues.changed(self.settings.dbname)
-            self._ddl = status != IDLE
+            self.ddl_open = status != IDLE
         if owed.plain and not self._gate and status == IDLE and not server.owed and self._loose():
             # Nothing unusual is going on: the server is free.
             self._release(server)

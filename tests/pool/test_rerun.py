@@ -266,13 +266,25 @@ def test_a_serializable_session_says_nothing_of_its_statements(service: Service)
 
 
 def test_the_end_of_a_session_on_a_standby_is_told(service: Service, fleet: Fleet) -> None:
-    """A conflict within a subtransaction ends the server's session: the client hears of it."""
+    """Within a subtransaction a conflict with replay ends the server's session (FATAL 40001), and nothing follows."""
     client = reader(service)
     unseen(
         service,
-        """CREATE OR REPLACE FUNCTION answer(i int) RETURNS int LANGUAGE plpgsql STABLE AS
- $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; RETURN i; EXCEPTION WHEN serialization_failure THEN
- PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(1); RETURN i; END $$""",
+        "CREATE OR REPLACE FUNCTION answer(i int) RETURNS int LANGUAGE plpgsql STABLE AS $$ BEGIN"
+        " PERFORM count(*) FROM item; BEGIN PERFORM pg_sleep(20); EXCEPTION WHEN division_by_zero THEN END;"
+        " RETURN i; END $$",
     )
-    replies = client.send(Q("SELECT answer(1)")).until("EOF")
-    assert [reply.fields["C"] for reply in replies if reply.kind == "E"] == ["57P01"]
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event = 'PgSleep'"
+    for replica in fleet.replicas:
+        replica.query("ALTER SYSTEM SET max_standby_streaming_delay = 0")
+        replica.query("SELECT pg_reload_conf()")
+    try:
+        client.send(Q("SELECT answer(1)"))
+        assert eventually(lambda: any(r.query(sleeping, service.database)[0][0] for r in fleet.replicas))
+        service.admin.run("ALTER TABLE item ADD COLUMN more int")
+        replies = client.until("EOF")
+    finally:
+        for replica in fleet.replicas:
+            replica.query("ALTER SYSTEM RESET max_standby_streaming_delay")
+            replica.query("SELECT pg_reload_conf()")
+    assert [(r.fields["S"], r.fields["C"]) for r in replies if r.kind == "E"] == [("FATAL", "40001")]
