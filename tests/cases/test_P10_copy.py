@@ -80,8 +80,8 @@ def test_copies_among_statements_whose_data_come_early(one: Wire, first: str) ->
     assert one.query("SELECT 1") == ALIVE
     assert one.value("SELECT count(*) FROM ct") == "2"
     # In the second copy Sync and Flush mean nothing, though the data of the first had come before it was asked for.
-    one.send(Q(several.removeprefix(first + "; ")), copy_data(b"1\n"), COPY_DONE)
-    assert one.ask(until="G") == "G"
+    one.send(Q("SELECT 1; " + several.removeprefix(first + "; ")), copy_data(b"1\n"), COPY_DONE)
+    assert one.ask(until="G").endswith("C[SELECT 1] G")
     assert one.ask(until="G") == "C[COPY 1] G"
     assert one.ask(S, H, copy_data(b"2\n"), COPY_DONE) == "C[COPY 1] T[count] D[4] C[SELECT 1] ZI"
     assert one.query("SELECT 1") == ALIVE
