@@ -171,10 +171,18 @@ def test_ddl_counts_whoever_hears_of_its_end(serve: Serve, fleet: Fleet, sent: t
     service = serve({"routing": {"read_split": True, "catalogue_interval": NEVER}}, own=True)
     service.admin.run(OBJECTS)
     fleet.caught_up()
+    service.admin.run(
+        "CREATE TABLE slow (a int)",
+        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END $$",
+        "CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION slowly()",
+    )
     leaver, reader = service.client(pool=20), service.client(pool=20)
     assert eventually(lambda: on_copies(service, reader, "SELECT id FROM plain_view WHERE id = 2"), 10)
     if sent[0] == Q("COMMIT"):
-        leaver.query(f"BEGIN; {MOVED}")
+        # Which takes a while, so that nobody is there when it ends.
+        leaver.query(f"BEGIN; {MOVED}; INSERT INTO slow VALUES (1)")
     elif sent[0] == Q("COMMIT PREPARED 'moved'"):
         leaver.query(f"BEGIN; {MOVED}; PREPARE TRANSACTION 'moved'")
         assert eventually(lambda: on_copies(service, reader, "SELECT count(*) FROM trail"), 10)
