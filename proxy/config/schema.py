@@ -29,6 +29,7 @@ File = Annotated[str, msgspec.Meta(extra={"path": "file"})]
 Directory = Annotated[str, msgspec.Meta(extra={"path": "directory"})]
 PoolMode = Literal["session", "transaction", "statement"]
 ClientTlsMode = Literal["disable", "allow", "require", "verify-ca", "verify-full"]
+Consistency = Literal["eventual", "session", "key", "global", "strong"]
 ServerTlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
 
@@ -125,6 +126,14 @@ class Node(Section, frozen=True):
     """Instead of `server.tls`."""
     service: str = ""
     """Section of `server.servicefile` that gives host, port and sslmode where they aren't set here."""
+    weight: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
+    """Its share of reads beside other copies; 0 takes them only when no other can."""
+    zone: str = ""
+    """Where it stands; reads prefer copies of `routing.zone`."""
+    lag_out: Seconds | None = None
+    """Instead of the limit in `[lag]` beyond which it gets no reads."""
+    lag_in: Seconds | None = None
+    """Instead of the limit in `[lag]` below which it comes back."""
 
 
 class PoolSettings(Section, frozen=True):
@@ -179,6 +188,8 @@ class Database(Section, frozen=True):
     """0 is the default of `[pool]`."""
     read_split: bool | None = None
     """Instead of `routing.read_split`."""
+    consistency: Consistency | None = None
+    """Instead of `routing.consistency`."""
 
 
 class User(Section, frozen=True):
@@ -247,6 +258,25 @@ class Routing(Section, frozen=True):
 
     read_split: bool = False
     """Send plain reads to replicas and analytics to columnar nodes."""
+    consistency: Consistency = "session"
+    """What a read is sure to see: `eventual` nothing in particular, `session` what its own session wrote and saw,
+    `key` also what others with the same `pgtrident.consistency_key` did, `global` all that was committed before it
+    came, `strong` is read on the primary."""
+    analytic_consistency: Consistency = "eventual"
+    """The same for analytic statements where nothing else is said."""
+    causal_wait: Seconds = 0.0
+    """How long a read waits for a copy that holds what it has to see before it goes to the primary."""
+    fallback_share: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
+    """Most reads that may go to the primary because no copy can serve them, in percent of all in a second; the rest
+    wait, and are refused after `hold_timeout`. Up to 100 a second and worker always may."""
+    balance: Literal["least", "weighted", "round_robin", "latency"] = "least"
+    """Which copy gets a read: the one with the fewest servers at work for its weight, by weight alone, in turns, or
+    the one that answers fastest."""
+    instances: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """How many instances of the proxy share this fleet. With more than one, `key` reads ask the primary as `global`
+    ones do: what another instance wrote is not known here."""
+    zone: str = ""
+    """Where this proxy stands: copies of the same zone are preferred. Empty is no preference."""
     analytic_to_primary: bool = False
     """Let the primary take analytic statements when no columnar node and no replica can."""
     hold_timeout: Seconds = 10.0
@@ -283,7 +313,22 @@ class HealthSettings(Section, frozen=True):
     database: str = "postgres"
     """Where the probe logs in to."""
     sample_interval: Seconds = 0.1
-    """How often replay positions are read while reads wait for them."""
+    """How often the positions of primary and copies are read; while reads wait for them each 20 ms."""
+
+
+class Lag(Section, frozen=True):
+    """How far copies may be behind. One that was beyond its limit comes back in steps of 10 % of its reads."""
+
+    replica_out: Seconds = 0.2
+    """A replica that is further behind gets no reads."""
+    replica_in: Seconds = 0.1
+    """It gets reads again when it is less behind than this."""
+    columnar_out: Seconds = 2.0
+    """A columnar node that is further behind gets no statements."""
+    columnar_in: Seconds = 1.0
+    """It gets statements again when it is less behind than this."""
+    columnar_alarm: Seconds = 5.0
+    """Beyond this a columnar node is to be rebuilt: an error is logged."""
 
 
 class Log(Section, frozen=True):
@@ -323,6 +368,7 @@ class Config(Section, frozen=True):
     auth: Auth = Auth()
     routing: Routing = Routing()
     health: HealthSettings = HealthSettings()
+    lag: Lag = Lag()
     log: Log = Log()
     admin: Admin = Admin()
     nodes: dict[str, Node] = {}

@@ -124,7 +124,7 @@ class Controller:
             clock=clock,
         )
         self._sampler = Sampler(
-            lambda: self.snapshot, lambda: self._config, dial, self._publisher.publish_freshness, clock
+            lambda: self.snapshot, lambda: self._config, dial, self._publisher.publish_freshness, clock, self._tasks
         )
         self._catalogues = Catalogues(
             lambda: self.snapshot,
@@ -177,6 +177,7 @@ class Controller:
         for name, settings in self._config.nodes.items():
             self._watch(name, settings, _as_kept(kept, name))
         if kept is not None:
+            self._sampler.topology_changed(None, kept.snapshot)
             self._publisher.publish(kept.snapshot, self._was_primary)
         await self._publisher.start()
         self._tasks.start(self._sampler.run(), "freshness")
@@ -359,9 +360,9 @@ class Controller:
             columnar=list(after.columnar),
         )
 
-    def _needed(self, written_ns: int) -> None:
-        """A worker has reads that wait for copies."""
-        self._sampler.need(written_ns)
+    def _needed(self, moment_ns: int) -> None:
+        """A worker has reads for which copies have to hold what was written before this moment."""
+        self._sampler.need(moment_ns)
 
     def _needed_catalogue(self, database: str, changed_ns: int, version: str) -> None:
         """A worker has to know what the names of a database mean."""
@@ -383,6 +384,17 @@ class Controller:
         elif suspicion.node in self._nodes:
             self._hurry(self._nodes[suspicion.node])
 
+    def _lag(self, name: str) -> dict[str, Any]:
+        """How far a copy in service is, as `admin.view.ControllerView.nodes` has it."""
+        copy = self._publisher.freshness.copies.get(name)
+        if copy is None or not copy.lsn:
+            return {"lag_bytes": None, "lag_seconds": None, "weight": None}
+        return {
+            "lag_bytes": copy.lag_bytes,
+            "lag_seconds": copy.lag_ms / 1000 if copy.lag_ms >= 0 else None,
+            "weight": copy.weight,
+        }
+
     def _row(self, node: _Watched) -> dict[str, Any]:
         health = node.health
         return {
@@ -392,21 +404,13 @@ class Controller:
             "role": str(node.role),
             "health": str(health.state),
             "address": node.addresses[0].host if node.addresses else "",
-            "lag_bytes": self._lag(node),
+            **self._lag(node.name),
             "since": self._clock.wall() - (self._clock.now() - health.since),
             "cause": self._verdict.unfit.get(node.name) or node.error or str(health.cause or "not yet probed"),
             "probes": node.probes,
             "probe_failures": node.failures,
             "server_version": node.answer.version if node.answer else None,
         }
-
-    def _lag(self, node: _Watched) -> int | None:
-        """WAL bytes that a replica has not replayed, by what it received and the primary's last probe."""
-        if node.role is not Role.REPLICA or node.answer is None or not node.answer.lsn:
-            return None
-        primary = self._nodes.get(self._was_primary)
-        written = primary.answer.lsn if primary and primary.answer and primary is not node else 0
-        return max(written, node.answer.received, node.answer.lsn) - node.answer.lsn
 
 
 def _as_kept(kept: Kept | None, name: str) -> NodeView | None:

@@ -40,10 +40,11 @@ TimeoutError that it was) or NodeRefused."""
 
 
 class NodeLink(asyncio.Protocol):
-    """One connection, taken over from `Opened`."""
+    """One connection, taken over from `Opened`. `on_lost` is called once, when it breaks (not when it is closed)."""
 
-    def __init__(self, node: str, opened: Opened) -> None:
+    def __init__(self, node: str, opened: Opened, on_lost: Callable[[], None] | None = None) -> None:
         self._node = node
+        self._on_lost = on_lost
         self.parameters = opened.parameters
         self._transport = opened.transport
         self._buffer = bytearray()
@@ -69,6 +70,7 @@ class NodeLink(asyncio.Protocol):
             self._reply = None
 
     def close(self) -> None:
+        self._on_lost = None
         if not self._transport.is_closing():
             self._transport.write(build.TERMINATE)
             self._transport.close()
@@ -120,5 +122,7 @@ class NodeLink(asyncio.Protocol):
     def _settle(self, failure: NodeFailure) -> None:
         if self._lost is None:
             self._lost = failure
+            if self._on_lost is not None:
+                self._on_lost()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(failure)

@@ -177,7 +177,7 @@ class Publisher:
             case Suspicion():
                 self._on_suspicion(message)
             case NeedFreshness():
-                self._on_need(message.written_ns)
+                self._on_need(message.moment_ns)
             case Learned():
                 self._on_learned(message)
             case NeedCatalogue():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ProtocolViolation
 from ..session import rules
+from ..session.wishes import divide
 from ..sql.model import Classification, Effect
 from ..wire.codes import FAILED, IDLE
 from .server import Owed, Server
@@ -102,6 +103,7 @@ class Audit:
         server.state = client.worker.states.empty
         server.unseen_by = None
         client.state = client.startup_state
+        client.wish(client.startup_wishes)
         client.pins &= rules.SESSION_PINS
         client.names.own = False
         self._known()
@@ -125,7 +127,7 @@ class Audit:
         effects = rules.audited(self.touched)
         names = self._names
         if Effect.SET_ANY in effects:
-            names |= {name for name in client.state.values if "." in name}
+            names |= {name for name in (*client.state.values, *client.wishes) if "." in name}
         sql = rules.audit_sql(effects, names, server.pool.user)
         if Effect.LOAD in effects:
             client.pins |= {rules.PIN_LOAD}
@@ -153,8 +155,11 @@ class Audit:
             client.proceed(server)
             return
         worker = client.worker
-        answer = rules.read_audit((_texts(row) for row in rows), effects, client.state.values, client.pins)
-        state = worker.states.intern(answer.values)
+        before = {**client.state.values, **client.wishes} if client.wishes else client.state.values
+        answer = rules.read_audit((_texts(row) for row in rows), effects, before, client.pins)
+        values, wishes = divide(answer.values)
+        state = worker.states.intern(values)
+        client.wish(wishes)
         clean = state is client.state and answer.pins == client.pins
         for classification in unseen:
             worker.trust.note((client.settings.dbname, classification), clean)

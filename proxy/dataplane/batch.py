@@ -178,6 +178,7 @@ class Batches:
         quiet = _is_quiet(server)
         compiler = self._compiler_for(server)
         owed = Owed(client, wrote=wrote, extended=True)
+        owed.key = client.key_slot
         owed.ddl = unit.may_be_ddl or client.ddl_open
         owed.unit = unit
         owed.steps = []

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import CannotFollow, NoNode, ProtocolViolation, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
+from ..routing.consistency import LEVELS, Token, read_token
 from ..routing.router import Hold
 from ..session import rules
 from ..session.prepared import ClientStatements, Statement, take_names
 from ..session.state import State
+from ..session.wishes import CONSISTENCY, KEY, NONE, TOKEN, divide, shown_sql
 from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
@@ -64,6 +66,9 @@ _NAMED = B_SYNC | B_NAMED
 """Forms of a usual unit: a Query, a batch of the unnamed statement, a batch that binds a named one."""
 
 
+_TOO_LONG = {"fallback_share": "no replica can serve this read, and too many read on the primary already"}
+"""What is said of a unit whose wait was in vain, by the reason of its hold."""
+
 _GONE = asyncio.Transport()
 """Stands for a connection that is closed; never called."""
 
@@ -77,13 +82,22 @@ class Client(Sink, Waiter):
         self.worker = worker
         self._classifier = worker.classifier
         self.transport = transport
-        self.startup_state = worker.states.intern(login.params)
+        settings_given, self.startup_wishes = divide(login.params)
+        self.startup_state = worker.states.intern(settings_given)
         self.startup = self.startup_state.values
         self.login = replace(login, params=self.startup, credentials=None)  # many clients share one
         self.number = number
         self.settings = settings
         self.binding = worker.catalogues.binding(settings.dbname) if settings.split else None
         """None where what names mean decides nothing, since all goes to the primary."""
+        self.token = Token()
+        """What its reads have to see, at `session`."""
+        self.level = settings.consistency
+        self.analytic_level = settings.analytic_consistency
+        self.key_slot = -1
+        """The board's slot of its consistency key."""
+        self.wishes: Mapping[str, str] = NONE
+        """Its `pgtrident.*` settings."""
         self.names = ClientStatements()
         self.state: State = self.startup_state
         self.pins: frozenset[str] = rules.SESSION_PINS if settings.mode == "session" else rules.NO_PINS
@@ -153,6 +167,8 @@ class Client(Sink, Waiter):
         self._early_form = 0
         self._early_class = EMPTY
         self._stream_sink = False
+        if self.startup_wishes:
+            self.wish(self.startup_wishes)
 
     @property
     def batches(self) -> Batches:
@@ -300,6 +316,7 @@ class Client(Sink, Waiter):
             owed = self._usual = Owed(self, plain=True)
         owed.extended = form == _NAMED
         owed.wrote = classification.writes
+        owed.key = self.key_slot
         owed.ddl = self.ddl_open
         owed.started = owed.failed = False
         server.owe(owed)
@@ -630,6 +647,7 @@ class Client(Sink, Waiter):
             held = (
                 (unit.named and self.parsing > 0)
                 or Effect.OWN_NAMES in unit.effects
+                or unit.reads_wishes
                 or len(server.owed) > MAX_PIPELINE
                 or (not server.pool.is_primary() and unit.cls is not Class.READ and server.status == IDLE)
             )
@@ -644,8 +662,6 @@ class Client(Sink, Waiter):
 
     def _route(self, unit: Unit) -> None:
         worker = self.worker
-        if not unit.mark:
-            unit.mark = worker.written_ns(self)
         try:
             route = worker.route_unit(self, unit)
         except NoNode as error:
@@ -655,7 +671,7 @@ class Client(Sink, Waiter):
             self._park(unit)
             return
         if isinstance(route, Hold):
-            self._hold(unit, NoNode(f"this statement waited too long ({route.reason})"))
+            self._hold(unit, None if route.seconds else NoNode(_TOO_LONG[route.reason]), route.seconds)
             return
         pool = worker.pools.pool(route.node, self)
         server = pool.take(self.last_server)
@@ -670,13 +686,22 @@ class Client(Sink, Waiter):
             return
         self._link(server, unit)
 
-    def _hold(self, unit: Unit, error: TridentError) -> None:
+    def _hold(self, unit: Unit, error: TridentError | None, seconds: float = 0.0) -> None:
         if not unit.since:
             unit.since = self.worker.clock.now()
-        if self.worker.hold(self, unit.since, error):
+        if self.worker.hold(self, unit.since, error, seconds):
             self._park(unit)
-        else:
+        elif error is not None:
             self._refuse(unit, error)
+        else:
+            unit.waited = True
+            self._route(unit)
+
+    def waited(self) -> None:
+        """The wait for a better node is over."""
+        if self._parked is not None:
+            self._parked.waited = True
+        self.released_from_hold()
 
     def released_from_hold(self) -> None:
         """Something changed: try again."""
@@ -814,12 +839,28 @@ class Client(Sink, Waiter):
             self.transmit(server, unit)
         self._resume()
 
+    def _wishes_told(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
+        """The server knows what its client has set of the proxy's own settings."""
+        if not self.answered(server):
+            return
+        unit = self._parked
+        self._parked = None
+        if unit is not None:
+            self.transmit(server, unit)
+        self._resume()
+
     def transmit(self, server: Server, unit: Unit) -> None:
         if unit.kind is Kind.WELCOME:
             parameters = server.pool.shown_parameters(server)
             server.pool.welcomes_add(self.state, parameters)
             self._release(server)
             self._greet(parameters, server.pool.likely_server())
+            return
+        if unit.reads_wishes and server.status != FAILED:
+            unit.reads_wishes = False
+            self._parked = unit
+            token = self.worker.token_text(self.token, unit.mark or self.worker.clock.boot_ns())
+            self.ask(server, shown_sql(self.wishes, self.level, token), self._wishes_told)
             return
         server.pool.counters.queries += 1
         self.worker.count(unit.cls)
@@ -852,6 +893,7 @@ class Client(Sink, Waiter):
             self.batches.send(server, unit, wrote)
             return
         owed = Owed(self, wrote=wrote)
+        owed.key = self.key_slot
         owed.ddl = unit.may_be_ddl or self.ddl_open
         owed.unit = unit
         raw = unit.raw
@@ -1035,6 +1077,8 @@ class Client(Sink, Waiter):
             self._received = 0
         if owed.wrote and self._uses_sequences:
             self.pins |= {rules.PIN_SEQUENCE}
+        if self.binding is not None:
+            self._note_end(server, owed)
         if owed.ddl or self.ddl_open:
             self.worker.catalogues.changed(self.settings.dbname)
             self.ddl_open = status != IDLE
@@ -1081,6 +1125,58 @@ class Client(Sink, Waiter):
             self._resume()
         elif self._gate:
             self._settle_gate()
+
+    def _note_end(self, server: Server, owed: Owed) -> None:
+        """What it has written and seen by now, for its next read."""
+        worker = self.worker
+        now = worker.clock.boot_ns()
+        token = self.token
+        token.seen_ns = now
+        if server.pool.is_primary():
+            token.seen_node = ""
+            if owed.wrote:
+                token.wrote_ns = now
+            if self.level != "strong":
+                worker.need_freshness(now)
+        else:
+            token.seen_node = server.pool.node
+        if owed.key >= 0:
+            worker.was_read(owed.key, now, token.seen_node)
+
+    def load_of(self, node: str) -> int:
+        """Servers at work on a node for its database and user."""
+        return self.worker.pools.load(node, self)
+
+    def wish(self, wishes: Mapping[str, str]) -> None:
+        """Its `pgtrident.*` settings are these now. What is no known value has no effect."""
+        wishes = {**self.startup_wishes, **wishes}
+        token = wishes.get(TOKEN, "")
+        if token and token != self.wishes.get(TOKEN, ""):
+            self._take_token(token)
+        self.wishes = wishes
+        self.level = self.settings.consistency
+        self.analytic_level = self.settings.analytic_consistency
+        key = wishes.get(KEY, "")
+        asked = wishes.get(CONSISTENCY, "key" if key else "")
+        if asked in LEVELS:
+            self.level = self.analytic_level = asked
+        if self.level == "key" and not key:
+            self.level = "session"
+        self.key_slot = self.worker.key_slot(self, key) if key else -1
+
+    def _take_token(self, text: str) -> None:
+        """What another session has written and seen is to be seen by this one. On another timeline positions mean
+        something else: then it is all that is committed by now."""
+        try:
+            timeline, lsn = read_token(text)
+        except TridentError:
+            return
+        freshness = self.worker.freshness
+        if timeline == freshness.timeline:
+            self.token.lsn = max(self.token.lsn, lsn)
+        else:
+            self.token.wrote_ns = self.worker.clock.boot_ns()
+            self.worker.need_freshness(self.token.wrote_ns)
 
     # ------------------------------------------------------------------ questions of our own
 

@@ -236,10 +236,6 @@ class ServerPool:
             # A statement that may write runs to its end, as it would without a proxy.
             self.cancel(server)
 
-    def wrote(self) -> None:
-        """A unit that may have written has ended on a server, and its client is about to be told."""
-        self.pools.worker.wrote(self.database)
-
     def ddl_ended(self) -> None:
         """DDL has ended on a server, or may have, and its client can't tell any more."""
         self.pools.worker.catalogues.changed(self.database)

@@ -111,6 +111,7 @@ class Owed:
         "executed",
         "extended",
         "failed",
+        "key",
         "names",
         "next",
         "plain",
@@ -131,7 +132,9 @@ class Owed:
         self.plain = plain
         """Of a usual unit: kept by its client and used again and again."""
         self.wrote = wrote
-        """Whether the unit may have written (its end marks the database as written)."""
+        """Whether the unit may have written."""
+        self.key = -1
+        """The board's slot of the consistency key that it is run under; -1 is none."""
         self.extended = extended
         self.complete = True
         """Whether its Sync has been sent."""
@@ -370,9 +373,11 @@ class Server:
                     self.pool.counters.bytes_sent += end - pos
                 if status and end - pos == 6 and _is_early(head):
                     raise ProtocolViolation("a server was ready before it had answered")
-                if status and head.wrote:
-                    self.last_writer = sink
-                    self.pool.wrote()
+                if head.wrote:
+                    if status:
+                        self.last_writer = sink
+                    if head.key >= 0:
+                        self.pool.pools.worker.wrote(head.key)  # before anybody can know
                 if sink is not None and head.steps is None and not head.collect:
                     if end > pos:
                         chunk = data if end - pos == n else data[pos:end]

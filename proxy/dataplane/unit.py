@@ -52,9 +52,11 @@ class Unit:
         named: whether a BATCH names statements, so that names in flight must be settled first.
         unseen: whether code runs that can't be seen (a user's function, DO, CALL).
         untracked: whether it sets a setting whose name can't be told (set_config($1, ...)).
+        reads_wishes: whether it may read the proxy's own settings, and the server has to be told them first.
         retried: whether it is run for the second time.
         refused: the SQLSTATE with which a standby refused it, where it is run on the primary for that.
-        mark: boot_ns of the last write to the database that had ended when the unit arrived.
+        mark: boot_ns when the unit arrived, where that matters (`global`).
+        waited: whether it has waited for a copy long enough.
         since: when it began to wait, in seconds of the clock; 0 while it has not.
     """
 
@@ -68,6 +70,7 @@ class Unit:
         "named",
         "ops",
         "raw",
+        "reads_wishes",
         "refused",
         "resets",
         "retried",
@@ -76,6 +79,7 @@ class Unit:
         "synced",
         "unseen",
         "untracked",
+        "waited",
     )
 
     def __init__(self, kind: Kind, raw: bytes = b"") -> None:
@@ -91,16 +95,20 @@ class Unit:
         self.settings: frozenset[str] = frozenset()
         self.resets = False
         self.named = False
+        self.reads_wishes = False
         self.retried = False
         self.refused = ""
         self.unseen = False
         self.untracked = False
         self.mark = 0
+        self.waited = False
         self.since = 0.0
 
     def join(self, classification: Classification, trusted: bool = False) -> None:
         """Take one more text into account. `trusted`: unseen code that has left nothing behind so far."""
         self.classified.append(classification)
+        if classification.reads_wishes:
+            self.reads_wishes = True
         if _STRENGTH[classification.cls] > _STRENGTH[self.cls]:
             self.cls = classification.cls
         if classification.plain:

@@ -39,7 +39,9 @@ from ..ipc.messages import (
     Suspicion,
 )
 from ..metrics.counters import WorkerCounters
-from ..routing.router import Hold, Route, Router
+from ..routing.balance import Balancer
+from ..routing.consistency import ANY, TOKEN_WAIT, Fallbacks, Token, patience, token_text
+from ..routing.router import FALLBACKS, Hold, Route, Router
 from ..session.prepared import Statements
 from ..session.state import States
 from ..session.trust import Trust
@@ -62,6 +64,11 @@ from .pools import Pools, ServerPool
 from .relay import tie
 from .unit import Kind, Unit
 
+NEED_INTERVAL = 0.005
+"""Seconds between two messages about what has been written, while nobody waits for it."""
+_RATHER_WAITED = FALLBACKS | {"analytic_to_replica", "analytic_to_primary"}
+"""Reasons of routes that are second best: a copy may be a moment away from holding what the read has to see."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
@@ -74,6 +81,8 @@ class ClientSettings:
     """Who the servers are logged in as."""
     pool_size: int
     split: bool
+    consistency: str
+    analytic_consistency: str
 
 
 class Worker:
@@ -97,16 +106,15 @@ class Worker:
         self._console = setup.console
         self._datagrams = setup.datagrams
         self._board = Board(setup.board, index) if setup.board else None
-        self._written: dict[str, int] = {}
-        self._started_ns = clock.boot_ns()
-        """What was written before is not known here."""
         self._need_asked = 0.0
         self._needed_ns = 0
+        self._fallbacks = Fallbacks()
+        self._balancer = Balancer()
         self.states = States()
         self.trust = Trust()
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self.classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
-        self.router = Router(self.snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
+        self.router = self._new_router()
         self.now = clock.now()
         """The clock as of the last pass of upkeep: near enough for idle times, and free."""
         self.pools = Pools(self)
@@ -117,7 +125,8 @@ class Worker:
         self._named: dict[int, Client] = {}
         """Clients by the process id that they were told."""
         self._serial = 0
-        self._held: dict[Client, tuple[float, TridentError]] = {}
+        self._held: dict[Client, tuple[float, TridentError | None]] = {}
+        """Until when, and the error then; without one the unit goes on to where it needs no wait."""
         self.catalogues = Catalogues(self, self._board if self.workers > 1 else None)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._peers: Peers | None = None
@@ -186,6 +195,7 @@ class Worker:
                 self._publish(snapshot)
             case Fresh(freshness):
                 self.freshness = freshness
+                self.router.refresh(freshness)
                 self._release_held()
             case KnownCatalogue(database, read_ns, catalogue):
                 self.catalogues.learn(database, read_ns, catalogue)
@@ -203,7 +213,7 @@ class Worker:
     def _publish(self, snapshot: Snapshot) -> None:
         before = self.snapshot
         self.snapshot = snapshot
-        self.router = Router(snapshot, analytic_to_primary=self.config.routing.analytic_to_primary)
+        self.router = self._new_router()
         # While there is none, what the last one said still greets new clients.
         if snapshot.primary not in ("", before.primary):
             self.pools.primary_changed()
@@ -217,6 +227,20 @@ class Worker:
                 pool.cut()
             self._move_waiters(pool)
         self._release_held()
+
+    def _new_router(self) -> Router:
+        config = self.config
+        self._balancer.method = config.routing.balance
+        router = Router(
+            self.snapshot,
+            analytic_to_primary=config.routing.analytic_to_primary,
+            balancer=self._balancer,
+            shares={name: node.weight for name, node in config.nodes.items()},
+            zones={name: node.zone for name, node in config.nodes.items()},
+            zone=config.routing.zone,
+        )
+        router.refresh(self.freshness)
+        return router
 
     def _move_waiters(self, pool: ServerPool) -> None:
         """Who waits at a node that no longer serves is routed again."""
@@ -299,6 +323,8 @@ class Worker:
             pool_size=size,
             # Session pooling gives one server to a client, so everything goes to the primary.
             split=split and mode == "transaction",
+            consistency=(db.consistency if db else None) or config.routing.consistency,
+            analytic_consistency=config.routing.analytic_consistency,
         )
 
     def _database(self, name: str) -> Database | None:
@@ -465,28 +491,55 @@ class Worker:
 
     # ------------------------------------------------------------------ routing
 
-    def written_ns(self, client: Client) -> int:
-        """When the client's database was last written, by any worker (boot_ns)."""
-        if self._board is not None and self.workers > 1:
-            return self._board.latest(slot_of(client.settings.dbname))
-        return self._written.get(client.settings.dbname, self._started_ns)
+    def key_slot(self, client: Client, key: str) -> int:
+        """The board's slot of a consistency key; -1 where there is no board, or others share the fleet: what they
+        write is not on it."""
+        if self._board is None or self.config.routing.instances > 1:
+            return -1
+        return slot_of(f"{client.settings.dbname}\0{key}")
 
-    def wrote(self, database: str) -> None:
-        """A unit that may have written has ended. To be said before its client can know, whose next read
-        may go through another worker."""
-        now = self.clock.boot_ns()
-        if self._board is not None and self.workers > 1:
-            self._board.note(slot_of(database), now)
-        else:
-            self._written[database] = now
+    def wrote(self, slot: int) -> None:
+        """A unit that may have written under this key has ended. To be said before its client can know, whose next
+        read may go through another worker."""
+        if self._board is not None:
+            self._board.note(slot, self.clock.boot_ns())
 
-    def need_freshness(self, written_ns: int) -> None:
-        """Reads wait for copies to hold what was written; the controller looks while it is asked."""
+    def was_read(self, slot: int, ns: int, node: str) -> None:
+        """A read under this key has ended on a node."""
+        if self._board is not None:
+            copy = self.freshness.copies.get(node)
+            self._board.note_read(slot, ns, self.router.tags.get(node, 0), copy.fresh_ns if copy is not None else 0)
+
+    def token_text(self, token: Token, mark_ns: int) -> str:
+        """What has been written and seen with this token, and before this moment, for another session to go by; ""
+        while it isn't known."""
+        freshness = self.freshness
+        if freshness.sampled_ns <= max(token.wrote_ns, token.seen_ns, mark_ns):
+            return ""
+        return token_text(freshness.timeline, max(token.lsn, freshness.sampled_lsn))
+
+    def _token(self, client: Client, level: str, mark: int) -> Token:
+        """What a read of this client has to see."""
+        if level == "session":
+            return client.token
+        if level == "key":
+            if client.key_slot >= 0 and self._board is not None:
+                return client.token.with_others(self._board.latest(client.key_slot), self._board.reads(client.key_slot))
+            return client.token.with_others(mark, [])
+        if level == "global":
+            return client.token.with_others(mark, [])
+        return ANY
+
+    def need_freshness(self, moment_ns: int, *, waits: bool = False) -> None:
+        """Reads are to go to copies that hold what was committed before this moment; the controller looks faster
+        while it is asked. Those that don't wait for it yet are told of now and then only."""
+        if moment_ns <= self._needed_ns:
+            return
         now = self.clock.now()
-        self._needed_ns = max(self._needed_ns, written_ns, 1)
-        if now - self._need_asked >= 0.05:
+        if waits or now - self._need_asked >= NEED_INTERVAL:
             self._need_asked = now
-            self.send(NeedFreshness(self._needed_ns))
+            self._needed_ns = moment_ns
+            self.send(NeedFreshness(moment_ns))
 
     def primary_pool(self, client: Client) -> ServerPool | None:
         """The client's pool on the primary."""
@@ -503,13 +556,31 @@ class Worker:
 
     def route_plain(self, client: Client, classification: Classification) -> Route | None:
         """The route of a plain unit that needs no wait of any kind; else None."""
-        if classification.cls is Class.ANALYTIC:
+        cls = classification.cls
+        if cls is Class.ANALYTIC:
             return None
+        level = client.level
+        if level == "global" or (level == "key" and client.key_slot < 0):
+            return None
+        reads = cls is Class.READ
+        settings = client.settings
         try:
-            route = self._route(client, classification.cls, self.written_ns(client), False)
+            route = self.router.route(
+                cls,
+                split=settings.split,
+                known=not reads or self.catalogues.believed(client),
+                strong=level == "strong",
+                token=self._token(client, level, 0) if reads else ANY,
+                columnar_able=False,
+                load=client.load_of,
+            )
         except NoNode:
             return None
-        return route if isinstance(route, Route) else None
+        if reads and route.reason in FALLBACKS:
+            return None
+        self._count_read(reads, False)
+        self.counters.routed(route.node, route.reason)
+        return route
 
     def route_unit(self, client: Client, unit: Unit) -> Route | Hold | None:
         """The route of a unit; None when something is being found out first (the client is told).
@@ -517,38 +588,66 @@ class Worker:
         Raises NoNode when nothing may serve it.
         """
         able = False
-        if unit.cls is Class.ANALYTIC and client.settings.split and self.snapshot.has_columnar:
+        cls = unit.cls
+        settings = client.settings
+        if cls is Class.ANALYTIC and settings.split and self.snapshot.has_columnar:
             known = self.capabilities.able(client, unit)
             if known is None:
                 return None
             able = known
-        if unit.kind is Kind.WELCOME and not self.snapshot.primary:
+        greets = unit.kind is Kind.WELCOME and not self.snapshot.primary
+        if greets:
             # Any node can tell whether the client's settings are right, and no name is read.
-            return self._route(client, Class.READ, unit.mark, able, known=True)
-        return self._route(client, unit.cls, unit.mark, able)
-
-    def _route(self, client: Client, cls: Class, written_ns: int, able: bool, *, known: bool = False) -> Route | Hold:
-        """`known`: the catalogue doesn't matter."""
+            cls = Class.READ
+        if unit.reads_wishes and not unit.waited:
+            unit.mark = unit.mark or self.clock.boot_ns()
+            if not self.token_text(client.token, unit.mark):
+                self.need_freshness(unit.mark, waits=True)
+                return Hold("token_unknown", TOKEN_WAIT)
         reads = cls is Class.READ or cls is Class.ANALYTIC
-        fresh = self.freshness
-        settings = client.settings
-        route = self.router.route(
-            cls,
-            split=settings.split,
-            known=known or not reads or self.catalogues.believed(client),
-            written_ns=written_ns,
-            replicas_ns=fresh.replicas_ns,
-            columnar_ns=fresh.columnar_ns,
-            columnar_able=able,
-            load=lambda node: self.pools.load(node, client),
-        )
-        if isinstance(route, Hold):
-            self.need_freshness(written_ns)
-        else:
-            if route.reason == "after_write":
-                self.need_freshness(written_ns)
-            self.counters.routed(route.node, route.reason)
+        level = client.analytic_level if able else client.level
+        token = ANY
+        if reads and not greets:
+            if not unit.mark:
+                unit.mark = self.clock.boot_ns()
+            token = self._token(client, level, unit.mark)
+        route: Route | None = None
+        error: NoNode | None = None
+        try:
+            route = self.router.route(
+                cls,
+                split=settings.split,
+                known=greets or not reads or self.catalogues.believed(client),
+                strong=level == "strong",
+                token=token,
+                columnar_able=able,
+                load=client.load_of,
+            )
+        except NoNode as refusal:
+            error = refusal
+        if token is not ANY and not unit.waited and (route is None or route.reason in _RATHER_WAITED):
+            furthest = self.router.could_wait(cls, able)
+            if route is not None and not furthest:
+                seconds = 0.0
+            else:
+                wait = self.config.routing.causal_wait
+                seconds = patience(token, level, wait, self.clock.boot_ns(), furthest)
+            if seconds:
+                self.need_freshness(max(token.wrote_ns, token.seen_ns), waits=True)
+                return Hold("catching_up", seconds)
+        if route is None:
+            assert error is not None
+            raise error
+        fell = reads and route.reason in FALLBACKS and self.router.has_replicas
+        if not self._count_read(reads, fell):
+            return Hold("fallback_share")
+        self.counters.routed(route.node, route.reason)
         return route
+
+    def _count_read(self, reads: bool, fell: bool) -> bool:
+        """Whether a read may go where it is to go (`routing.fallback_share`)."""
+        share = self.config.routing.fallback_share
+        return share >= 100 or not reads or self._fallbacks.allows(fell, share, self.clock.now())
 
     def count(self, cls: Class) -> None:
         """A unit of this class is sent."""
@@ -568,17 +667,27 @@ class Worker:
 
     # ------------------------------------------------------------------ holds
 
-    def hold(self, client: Client, since: float, error: TridentError) -> bool:
-        """Keep a client's unit until the fleet changes; False when it has waited long enough, or too
-        many wait."""
-        timeout = self.config.routing.hold_timeout
+    def hold(self, client: Client, since: float, error: TridentError | None, seconds: float = 0.0) -> bool:
+        """Keep a client's unit until the fleet changes, at most `seconds` or `hold_timeout`; False when it has waited
+        long enough, or too many wait. Without an error it goes on then."""
+        timeout = seconds or self.config.routing.hold_timeout
         if self.config.pool.checkout_timeout:
             timeout = min(timeout, self.config.pool.checkout_timeout)
-        if self.clock.now() - since >= timeout or len(self._held) >= self.config.routing.max_held:
+        now = self.clock.now()
+        if now - since >= timeout or len(self._held) >= self.config.routing.max_held:
             return False
         self._held[client] = (since + timeout, error)
         self.counters.held += 1
+        if error is None:
+            self.loop.call_later(since + timeout - now, self._expire_hold, client)
         return True
+
+    def _expire_hold(self, client: Client) -> None:
+        """A wait that ends before the next pass of upkeep."""
+        held = self._held.get(client)
+        if held is not None and held[1] is None and self.clock.now() >= held[0] - 0.001:
+            del self._held[client]
+            client.waited()
 
     def unhold(self, client: Client) -> None:
         self._held.pop(client, None)
@@ -590,13 +699,14 @@ class Worker:
             client.released_from_hold()
 
     def expire_holds(self, now: float) -> None:
-        """Refuse those whose time is up; ask again for what the others wait for."""
-        if self._held and self._needed_ns:
-            self.need_freshness(self._needed_ns)
+        """Refuse those whose time is up, or let them go on."""
         for client, (until, error) in list(self._held.items()):
             if now >= until:
                 del self._held[client]
-                client.refused(error)
+                if error is None:
+                    client.waited()
+                else:
+                    client.refused(error)
 
 
 def _generations(snapshot: Snapshot) -> dict[str, int]:

@@ -3,13 +3,14 @@
 A file of one row a worker, unsigned 64-bit numbers, mapped by all. Each worker writes its own row alone,
 so no lock is needed: an aligned 8-byte store is whole. A row holds
 
-- when databases were last written (CLOCK_BOOTTIME nanoseconds), `SLOTS` cells of which readers take the
-  maximum over the rows. A slot is a hash of a database (or of a database and a key); two that share one
-  only make each other wait. A row outlives its worker: its writes still count;
+- when something was last written (CLOCK_BOOTTIME nanoseconds) under a consistency key, or the schema of a database
+  was, `SLOTS` cells of which readers take the maximum over the rows. A slot is a hash of database and key; two
+  that share one only make each other wait. A row outlives its worker: its writes still count;
+- when something was last read under such a key, and where (in the lowest 16 bits): `SLOTS` cells more;
 - how many clients the worker has, when it said so, and how many sockets it passed to each other worker
   and took itself, ever: the difference is on its way.
 
-Owns the file's layout; must not decide what a written moment or a load means. Created by the supervisor,
+Owns the file's layout; must not decide what a moment or a load means. Created by the supervisor,
 used by the workers.
 """
 
@@ -26,11 +27,12 @@ SLOTS = 1024
 MAX_WORKERS = MAX_WORKER + 1
 SILENT_NS = 3_000_000_000
 """A worker that has told nothing for so long is stuck or gone, and has no load that means anything."""
-_CLIENTS = SLOTS
-_LOGINS = SLOTS + 1
-_TOLD = SLOTS + 2
-_TAKEN = SLOTS + 3
-_PASSED = SLOTS + 4
+_READS = SLOTS
+_CLIENTS = 2 * SLOTS
+_LOGINS = _CLIENTS + 1
+_TOLD = _CLIENTS + 2
+_TAKEN = _CLIENTS + 3
+_PASSED = _CLIENTS + 4
 _ROW = _PASSED + MAX_WORKERS
 _ROW_BYTES = _ROW * 8
 
@@ -44,9 +46,12 @@ def create(path: Path, workers: int) -> None:
         os.close(fd)
 
 
+_TAG = 0xFFFF
+
+
 def slot_of(name: str) -> int:
-    """The slot of a database (equal in all processes)."""
-    return crc32(name.encode()) % SLOTS
+    """The slot of a name, of a database and a key for example (equal in all processes)."""
+    return crc32(name.encode("utf-8", "surrogateescape")) % SLOTS
 
 
 class Board:
@@ -75,6 +80,21 @@ class Board:
     def latest(self, slot: int) -> int:
         """The latest write in `slot` by any worker; 0 if there was none."""
         return max(self._cells[slot : self._size : _ROW])
+
+    def note_read(self, slot: int, ns: int, tag: int, held_ns: int) -> None:
+        """A read in `slot` ended at `ns` on the node with this tag (0: on the primary), which is known to hold all
+        that was committed before `held_ns`. Where it may be behind what another node answered before, the place is
+        forgotten: whoever reads next needs a node that holds all."""
+        index = self._own + _READS + slot
+        before = self._cells[index]
+        if before and before & _TAG != tag and held_ns <= before | _TAG:
+            tag = 0
+        self._cells[index] = max(before & ~_TAG, ns & ~_TAG) | tag
+
+    def reads(self, slot: int) -> list[tuple[int, int]]:
+        """The last reads in `slot` of each worker that had any: (moment, rounded up; tag of the node, 0 is any)."""
+        cells = self._cells[_READS + slot : self._size : _ROW]
+        return [(cell | _TAG, cell & _TAG) for cell in cells if cell]
 
     def join(self) -> None:
         """A new process has the row: what was on its way to the one before is lost with that."""

@@ -74,10 +74,10 @@ class Suspicion(msgspec.Struct, tag="suspicion"):
 
 
 class NeedFreshness(msgspec.Struct, tag="need_freshness"):
-    """Worker to controller: reads wait for copies to catch up with writes that ended at `written_ns`
-    (boot_ns). Replay positions are read until `Fresh` has passed that moment."""
+    """Worker to controller: reads are to go to copies that hold all that was committed before `moment_ns`
+    (boot_ns). Positions are read fast until `Fresh` has passed that moment."""
 
-    written_ns: int
+    moment_ns: int
 
 
 class Ask(msgspec.Struct, tag="ask"):

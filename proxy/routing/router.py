@@ -1,4 +1,4 @@
-"""Where a unit goes, and why. Pure: class, session and snapshot in; Route or Hold out, or NoNode raised.
+"""Where a unit goes, and why. Pure: class, token and snapshot in; Route or Hold out, or NoNode raised.
 
 Decided once per unit, and again after each wait. The reason codes are what console, log, metrics and
 `explain` print.
@@ -6,11 +6,17 @@ Decided once per unit, and again after each wait. The reason codes are what cons
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from zlib import crc32
 
 from ..errors import NoNode
 from ..sql.model import Class
-from ..topology.snapshot import Snapshot
+from ..topology.model import Role
+from ..topology.snapshot import Copy, Freshness, Snapshot
+from .balance import Balancer
+from .consistency import ANY, Token
+
+Load = Callable[[str], int]
 
 
 class Route:
@@ -27,26 +33,82 @@ class Route:
 
 
 class Hold:
-    """The unit waits for something; the data plane routes it again when that has come."""
+    """The unit waits for something; the data plane routes it again when that has come.
 
-    __slots__ = ("reason",)
+    Attributes:
+        seconds: how long at most, after which it goes to a node that needs no wait; 0 is `hold_timeout`, after
+            which it is refused.
+    """
 
-    def __init__(self, reason: str) -> None:
+    __slots__ = ("reason", "seconds")
+
+    def __init__(self, reason: str, seconds: float = 0.0) -> None:
         self.reason = reason
+        self.seconds = seconds
 
 
-HOLD_FRESH = Hold("copies_catching_up")
+FALLBACKS = frozenset(("after_write", "lagging", "no_replica"))
+"""Reasons of reads that are on the primary because no copy could serve them."""
+_UNKNOWN = Copy()
+
+
+class _Copies:
+    """Copies of one kind in service, and how far they are."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.serving: tuple[str, ...] = ()
+        """Those within their lag limit."""
+        self.states: Mapping[str, Copy] = {}
+        self.weights: dict[str, int] = {}
+        self.latencies: dict[str, int] = {}
+        self.floor = 0
+        """What every one of `serving` holds (boot_ns)."""
+        self.furthest = 0
+
+    def refresh(self, copies: Mapping[str, Copy], shares: Mapping[str, int]) -> None:
+        states = {name: copies.get(name, _UNKNOWN) for name in self.names}
+        self.states = states
+        self.serving = tuple(name for name in self.names if states[name].weight > 0)
+        self.weights = {name: states[name].weight * shares.get(name, 100) // 100 for name in self.serving}
+        self.latencies = {name: states[name].latency_us for name in self.serving}
+        self.floor = min((states[name].fresh_ns for name in self.serving), default=0)
+        self.furthest = max((states[name].fresh_ns for name in self.serving), default=0)
 
 
 class Router:
-    """Routes by one snapshot; made anew with each."""
+    """Routes by one snapshot; made anew with each. What copies hold is told by `refresh`."""
 
-    def __init__(self, snapshot: Snapshot, *, analytic_to_primary: bool) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        analytic_to_primary: bool,
+        balancer: Balancer | None = None,
+        shares: Mapping[str, int] | None = None,
+        zones: Mapping[str, str] | None = None,
+        zone: str = "",
+    ) -> None:
+        """`shares`: the weights of nodes by the configuration, in percent. `zones`: where nodes stand; those in
+        `zone` are preferred."""
         self.snapshot = snapshot
         self._analytic_to_primary = analytic_to_primary
-        self._turn = 0
+        self._balancer = balancer or Balancer()
+        self._shares = shares or {}
+        self._near = frozenset(name for name, its in (zones or {}).items() if zone and its == zone)
         self._routes: dict[tuple[str, str], Route] = {}
         self.primary = self._route(snapshot.primary, "write") if snapshot.primary else None
+        self.replicas = _Copies(snapshot.replicas)
+        self.columnar = _Copies(snapshot.columnar)
+        self.has_replicas = any(view.role is Role.REPLICA for view in snapshot.nodes.values())
+        self.tags = _tags(snapshot.nodes)
+        """A number for each node, by which the board tells where something was seen; 0 is none."""
+
+    def refresh(self, freshness: Freshness) -> None:
+        """What copies hold now."""
+        copies = freshness.copies if freshness.epoch == self.snapshot.epoch else {}
+        self.replicas.refresh(copies, self._shares)
+        self.columnar.refresh(copies, self._shares)
 
     def _route(self, node: str, reason: str) -> Route:
         key = (node, reason)
@@ -61,63 +123,85 @@ class Router:
         *,
         split: bool,
         known: bool,
-        written_ns: int,
-        replicas_ns: int,
-        columnar_ns: int,
+        strong: bool,
+        token: Token,
         columnar_able: bool,
-        load: Callable[[str], int],
-    ) -> Route | Hold:
+        load: Load,
+    ) -> Route:
         """The route of a unit that stands alone outside a transaction.
 
         `split`: whether reads may leave the primary at all. `known`: whether what names mean in the database
-        is known as of now. `written_ns`: the last write to this
-        database that had ended when the unit arrived; a copy serves only when it is known to hold all
-        that ended before (`replicas_ns`, `columnar_ns`). `columnar_able`: the statement's result has
-        PostgreSQL's types on a columnar node; one that has not is an ordinary read.
-        `load` counts servers at work on a node. Raises NoNode when nothing may serve it.
+        is known as of now. `strong`: it is to be read on the primary. `token`: what it has to see at least.
+        `columnar_able`: the statement's result has PostgreSQL's types on a columnar node; one that has not is an
+        ordinary read. `load` counts servers at work on a node. Raises NoNode when nothing may serve it.
         """
         snapshot = self.snapshot
         if not split:
-            return self._to_primary("read_split_off", cls)
+            return self._to_primary("read_split_off", cls, load)
         if cls is Class.WRITE or cls is Class.SESSION:
-            return self._to_primary(cls.value, cls)
+            return self._to_primary(cls.value, cls, load)
         if not known:
-            return self._to_primary("catalogue_unread", Class.WRITE)
-        fresh = written_ns < replicas_ns
+            return self._to_primary("catalogue_unread", Class.WRITE, load)
+        if strong:
+            return self._to_primary("strong", cls, load)
         if cls is Class.ANALYTIC and columnar_able and snapshot.has_columnar:
-            if snapshot.columnar:
-                if written_ns < columnar_ns:
-                    return self._route(self._least(snapshot.columnar, load), "analytic")
-                return HOLD_FRESH
-            if snapshot.replicas:
-                return self._route(self._least(snapshot.replicas, load), "analytic_to_replica") if fresh else HOLD_FRESH
+            node = self._pick(self.columnar, token, load)
+            if node:
+                return self._route(node, "analytic")
+            node = self._pick(self.replicas, token, load)
+            if node:
+                return self._route(node, "analytic_to_replica")
             if self._analytic_to_primary:
-                return self._to_primary("analytic_to_primary", cls)
+                return self._to_primary("analytic_to_primary", cls, load)
             raise NoNode(
-                "analytic service temporarily unavailable: no columnar node and no replica is in service",
+                "analytic service temporarily unavailable: no columnar node and no replica can serve it now",
                 hint="Try again when one is back, or set routing.analytic_to_primary.",
             )
+        node = self._pick(self.replicas, token, load)
+        if node:
+            return self._route(node, "read")
         if not snapshot.replicas:
-            return self._to_primary("no_replica", cls)
-        if not fresh:
-            return self._to_primary("after_write", cls)
-        return self._route(self._least(snapshot.replicas, load), "read")
+            return self._to_primary("no_replica", cls, load)
+        return self._to_primary("after_write" if self.replicas.serving else "lagging", cls, load)
 
-    def _to_primary(self, reason: str, cls: Class) -> Route:
+    def could_wait(self, cls: Class, columnar_able: bool) -> int:
+        """What the copy that is furthest holds (boot_ns), of those that might serve such a unit; 0 if none might."""
+        if cls is Class.ANALYTIC and columnar_able and self.columnar.serving:
+            return self.columnar.furthest
+        return self.replicas.furthest
+
+    def _pick(self, copies: _Copies, token: Token, load: Load) -> str:
+        """A copy that holds what the token asks for; "" if none does."""
+        nodes: Sequence[str] = copies.serving
+        if not nodes:
+            return ""
+        if token is not ANY and (
+            token.wrote_ns >= copies.floor or token.seen_ns >= copies.floor or token.lsn or token.others is not None
+        ):
+            tags, states = self.tags, copies.states
+            nodes = [n for n in nodes if token.held_by(n, tags.get(n, 0), states[n])]
+            if not nodes:
+                return ""
+        if self._near:
+            nodes = [node for node in nodes if node in self._near] or nodes
+        return self._balancer.choose(nodes, copies.weights, copies.latencies, load)
+
+    def _to_primary(self, reason: str, cls: Class, load: Load) -> Route:
         snapshot = self.snapshot
         if snapshot.primary:
             return self._route(snapshot.primary, reason)
         if cls in (Class.READ, Class.ANALYTIC) and snapshot.replicas:
-            return self._route(self._least(snapshot.replicas, lambda _: 0), "no_primary")
+            # The best that is left: of those that are furthest, the least loaded.
+            states = self.replicas.states
+            furthest = max(snapshot.replicas, key=lambda n: (states.get(n, _UNKNOWN).lsn, -load(n)))
+            return self._route(furthest, "no_primary")
         raise NoNode(
             "no primary is in service",
             hint="Writes are refused until a primary is found; SHOW NODES on the console tells the state.",
         )
 
-    def _least(self, nodes: tuple[str, ...], load: Callable[[str], int]) -> str:
-        """The node with the fewest servers at work; equals take turns."""
-        if len(nodes) == 1:
-            return nodes[0]
-        self._turn += 1
-        first = self._turn % len(nodes)
-        return min(nodes[first:] + nodes[:first], key=load)
+
+def _tags(nodes: Mapping[str, object]) -> dict[str, int]:
+    """A 16-bit number for each name, equal in all workers; 0 for those that would share one."""
+    tags = {name: crc32(name.encode()) & 0xFFFF for name in nodes}
+    return {name: tag if list(tags.values()).count(tag) == 1 else 0 for name, tag in tags.items()}

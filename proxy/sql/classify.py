@@ -21,6 +21,7 @@ from .verdicts import RANK, Verdict, judge
 MAX_PARSED = 16 * 1024
 """Bytes; a longer text is never given to a parser (C parsers die on deep text, and it would take long)."""
 
+_OWN_SETTINGS = b"pgtrident."
 _BY_SHAPE = frozenset(("select", "values", "insert", "update", "delete", "merge"))
 
 
@@ -57,6 +58,9 @@ class Classifier:
         self.misses += 1
         found = classify(sql)
         found.text = sql
+        if _OWN_SETTINGS in sql.lower():
+            found.reads_wishes = True
+            found.quick = False
         if found.plain and found.kind in _BY_SHAPE and lexical.is_foldable(sql):
             self._folded.put(shape, found)
         else:

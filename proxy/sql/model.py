@@ -136,6 +136,7 @@ class Classification:
         plain: one statement without effects, whose answer can be passed on unread.
         quick: plain, and no DDL: it may go the fast way.
         writes: whether its class is write.
+        reads_wishes: whether it may read or set the proxy's own settings (`pgtrident.*`).
         uses: names whose meaning the database decides, or None where they don't matter.
         text: what was classified, for the one text (of those with equal digits folded) that was looked at.
         at_best: what it is if all names in `uses` turn out to be harmless; None if it is that already.
@@ -153,6 +154,7 @@ class Classification:
         "plain",
         "quick",
         "read_only_transaction",
+        "reads_wishes",
         "reason",
         "resets",
         "retyped",
@@ -204,6 +206,7 @@ class Classification:
         self.uses = uses
         self.at_best = at_best
         self.text = b""
+        self.reads_wishes = False
 
     def __repr__(self) -> str:
         return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

@@ -63,13 +63,34 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the group has columnar nodes at all (in service or not)."""
 
 
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a replica or columnar node is, as of its last reading."""
+
+    fresh_ns: int = 0
+    """It has replayed all that was committed on the primary before this moment (boot_ns); 0 is nothing known."""
+    since_ns: int = 0
+    """It has been read without a break since then (boot_ns): until now it hasn't gone back."""
+    lsn: int = 0
+    """Its replay position."""
+    lag_ms: int = -1
+    """How long ago the primary went beyond that position; -1 is not known."""
+    lag_bytes: int = 0
+    weight: int = 0
+    """Its share of reads in percent, by its lag; 0 is out."""
+    latency_us: int = 0
+    """Moving average of the time that a reading takes."""
+
+
 class Freshness(msgspec.Struct, frozen=True, kw_only=True):
-    """What copies are known to hold: all writes that had ended before these moments (boot_ns).
+    """What copies are known to hold. Sent apart from the snapshot because it changes several times a second."""
 
-    Sent apart from the snapshot because it changes several times a second.
-    """
-
-    replicas_ns: int = 0
-    """Every replica in `Snapshot.replicas` has replayed all that was committed before this."""
-    columnar_ns: int = 0
-    """The same for every node in `Snapshot.columnar`."""
+    epoch: int = 0
+    """Of the positions; those of another one mean something else."""
+    timeline: int = 0
+    """Of the primary: positions of equal timelines can be compared, whoever read them."""
+    sampled_ns: int = 0
+    """The last moment (boot_ns) at which the primary was asked for its position ..."""
+    sampled_lsn: int = 0
+    """... and what it said: all that was committed before that moment lies under it."""
+    copies: dict[str, Copy] = {}
+    """By name of the node; one that isn't here serves no reads."""

@@ -1,4 +1,4 @@
-"""Read your writes over several workers: what one worker's client wrote, another's client reads."""
+"""Consistency over several workers: what a read is sure to see at each level, with copies that stand still."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from ..support.fleet import Fleet
-from ..support.rawpg import Wire
+from ..support.rawpg import B, E, P, S, Wire
 from .conftest import Serve, Service, eventually
 
 ROUTING = {"read_split": True, "catalogue_interval": 0.5}
 """Tables are made by the way here."""
-SETTINGS = {"workers": 2, "routing": ROUTING}
+SETTINGS = {"workers": 2, "routing": ROUTING, "lag": {"replica_out": 60, "replica_in": 30}}
+"""Copies that stand still stay in use here."""
 MARK = "/* seen */ SELECT count(*) FROM written"
 
 
@@ -36,11 +37,11 @@ def paused(fleet: Fleet) -> Iterator[None]:
             replica.query("SELECT pg_wal_replay_resume()")
 
 
-def one_of_each_worker(service: Service) -> tuple[Wire, Wire]:
-    first = service.client(pool=20)
+def one_of_each_worker(service: Service, **params: str) -> tuple[Wire, Wire]:
+    first = service.client(pool=20, **params)
     home = service.shown(first)["worker"]
     for _ in range(8):
-        second = service.client(pool=20)
+        second = service.client(pool=20, **params)
         if service.shown(second)["worker"] != home:
             return first, second
     raise AssertionError("all clients went to one worker")
@@ -57,16 +58,38 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("how", WRITES)
-def test_a_read_in_another_worker_sees_the_write(service: Service, fleet: Fleet, how: str) -> None:
-    writer, reader = one_of_each_worker(service)
+LEVELS = {
+    "key": {"pgtrident__consistency_key": "user:42"},
+    "key in options": {"options": "-c pgtrident.consistency_key=user:42"},
+    "global": {"pgtrident__consistency": "global"},
+}
+
+
+def seen(marker: str) -> str:
+    return MARK.replace("seen", marker)
+
+
+def on_copies(service: Service, client: Wire, marker: str) -> bool:
+    """Whether copies answer this client, in the end."""
+    sql = seen(marker)
+    return eventually(lambda: client.query(sql) and service.reached(sql) - {"primary"}, 10)
+
+
+@pytest.fixture
+def written(service: Service, fleet: Fleet) -> Service:
     service.admin.run("CREATE TABLE written(a int)")
     service.admin.run(
         "CREATE FUNCTION writes(a int) RETURNS int LANGUAGE sql AS 'INSERT INTO written VALUES (a) RETURNING a'"
     )
     fleet.caught_up()
+    return service
+
+
+@pytest.mark.parametrize("level, how", [*((level, "insert") for level in LEVELS), *(("key", how) for how in WRITES)])
+def test_a_read_in_another_worker_sees_the_write(written: Service, fleet: Fleet, level: str, how: str) -> None:
+    writer, reader = one_of_each_worker(written, **LEVELS[level])
     # The copies are in use, and would answer.
-    assert eventually(lambda: reader.value(MARK) and not service.reached(MARK) <= {"primary"}, 10)
+    assert on_copies(written, reader, "before")
     with paused(fleet):
         for number in range(1, 6):
             for statement in WRITES[how]:
@@ -75,21 +98,114 @@ def test_a_read_in_another_worker_sees_the_write(service: Service, fleet: Fleet,
             assert writer.value(MARK) == str(number)
     # Once they have caught up they serve again.
     fleet.caught_up()
-    again = MARK.replace("seen", "again")
-    assert eventually(lambda: reader.value(again) == "5" and not service.reached(again) <= {"primary"}, 10)
+    assert on_copies(written, reader, "after")
+    assert reader.value(MARK) == "5"
+
+
+def test_another_session_and_another_key_may_read_what_was(written: Service, fleet: Fleet) -> None:
+    """Or a copy that stands still would keep everybody on the primary: without a level that asks for more, this is
+    what tells that the copies really answer."""
+    writer, reader = one_of_each_worker(written, pgtrident__consistency_key="user:42")
+    others = [written.client(pool=20), written.client(pool=20, pgtrident__consistency_key="user:43")]
+    assert all(on_copies(written, client, f"before {n}") for n, client in enumerate((reader, *others)))
+    with paused(fleet):
+        writer.query("INSERT INTO written VALUES (1)")
+        assert [client.value(MARK) for client in others] == ["0", "0"]
+        assert reader.value(MARK) == "1"
+        # The same level for a session that asks for it later; and less for one that asks for less.
+        others[0].query("SET pgtrident.consistency = 'global'")
+        assert others[0].value(MARK) == "1"
+        others[0].query("RESET pgtrident.consistency")
+        writer.query("SET pgtrident.consistency TO strong")
+        assert writer.value(seen("strong")) == "1"
+        assert written.reached(seen("strong")) == {"primary"}
+        writer.query("SET pgtrident.consistency = 'eventual'")
+        assert writer.value(MARK) == "0"
+        writer.query("RESET ALL")
+        assert writer.value(MARK) == "1"
+
+
+def test_a_session_never_goes_back(written: Service, fleet: Fleet) -> None:
+    """What it has read on one copy is not unread on another, nor what it has read on the primary on a copy."""
+    client = written.client(pool=20)
+    assert on_copies(written, client, "before")
+    first, second = fleet.replicas
+    second.query("SELECT pg_wal_replay_pause()")
+    try:
+        written.admin.run("INSERT INTO written VALUES (1)")
+        fleet.primary.query("SELECT 1")
+        assert eventually(lambda: first.query("SELECT count(*) FROM written", dbname=written.database) == [(1,)])
+        last = 0
+        for _ in range(60):
+            now = int(client.value(MARK) or 0)
+            assert now >= last
+            last = now
+        assert eventually(lambda: client.value(MARK) == "1")
+        assert {client.value(MARK) for _ in range(60)} == {"1"}
+    finally:
+        second.query("SELECT pg_wal_replay_resume()")
+
+
+def test_a_token_is_handed_on(written: Service, fleet: Fleet) -> None:
+    writer, reader = one_of_each_worker(written)
+    assert on_copies(written, reader, "before")
+    with paused(fleet):
+        writer.query("INSERT INTO written VALUES (1)")
+        token = writer.value("SHOW pgtrident.token")
+        assert token
+        assert reader.value(MARK) == "0"
+        reader.query(f"SET pgtrident.token = '{token}'")
+        assert reader.value(MARK) == "1"
+        # Also by the extended protocol, and where it is only read.
+        assert reader.value("SELECT current_setting('pgtrident.consistency')") == "session"
+        assert reader.ask(P("", "SHOW pgtrident.consistency"), B(), E(), S) == "1 2 D[session] C[SHOW] ZI"
+        # One of another timeline: all that is committed by now.
+        other = written.client(pool=20)
+        other.query("SET pgtrident.token = '77:0/0'")
+        assert other.value(MARK) == "1"
+
+
+def test_what_one_session_asks_for_is_not_shown_to_another(written: Service) -> None:
+    first, second = written.client(pool=1), written.client(pool=1)
+    first.query("SET pgtrident.consistency_key = 'secret'")
+    assert first.value("SHOW pgtrident.consistency_key") == "secret"
+    assert second.value("SHOW pgtrident.consistency_key") == ""
+    assert first.value("SHOW pgtrident.consistency_key") == "secret"
+
+
+def test_a_copy_beyond_its_lag_limit_is_out(serve: Serve, fleet: Fleet) -> None:
+    service = serve({"routing": {"read_split": True, "consistency": "eventual"}}, own=True)
+    _, second = fleet.replicas
+    client = service.client(pool=20)
+    mark = "/* lag */ SELECT count(*) FROM item"
+    assert eventually(lambda: client.query(mark) and service.reached(mark) >= {"replica1", "replica2"}, 10)
+    second.query("SELECT pg_wal_replay_pause()")
+    try:
+        service.admin.run("CREATE TABLE more(a int)")
+        assert service.proxy.wait_for("copy_out")["node"] == "replica2"
+        row = next(row for row in service.console("SHOW NODES") if row["name"] == "replica2")
+        assert int(row["lag_bytes"] or 0) > 0
+        before = second.query("SELECT xact_commit FROM pg_stat_database WHERE datname = %s", service.database)
+        for _ in range(50):
+            client.query(mark)
+        assert second.query("SELECT xact_commit FROM pg_stat_database WHERE datname = %s", service.database) == before
+    finally:
+        second.query("SELECT pg_wal_replay_resume()")
+    assert service.proxy.wait_for("copy_in", node="replica2", weight=10)
 
 
 def test_a_worker_that_dies_takes_no_write_along(serve: Serve, fleet: Fleet) -> None:
-    """The one that comes after it does not take a copy for fresh because it knows of no write."""
-
-    service = serve({"workers": 1, "routing": ROUTING}, own=True)
+    """What was written under a key is remembered on the board."""
+    service = serve({"workers": 2, "routing": ROUTING}, own=True)
     service.admin.run("CREATE TABLE written(a int)")
     fleet.caught_up()
-    writer = service.client(pool=20)
-    assert eventually(lambda: writer.value(MARK) and not service.reached(MARK) <= {"primary"}, 10)
+    writer, reader = one_of_each_worker(service, pgtrident__consistency_key="k")
+    assert on_copies(service, reader, "before")
+    index = int(service.shown(writer)["worker"] or 0)
     with paused(fleet):
         writer.query("INSERT INTO written VALUES (1)")
-        os.kill(int(service.proxy.wait_for("worker_started")["pid"]), signal.SIGKILL)
+        os.kill(int(service.proxy.wait_for("worker_started", worker=index)["pid"]), signal.SIGKILL)
         assert writer.until("EOF")[-1].kind == "EOF"
         for _ in range(4):
-            assert service.client(pool=20).value(MARK) == "1"
+            assert reader.value(MARK) == "1"
+            assert service.client(pool=20, pgtrident__consistency_key="k").value(MARK) == "1"

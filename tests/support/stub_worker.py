@@ -68,7 +68,7 @@ class StubPlane:
             case Publish():
                 self.snapshot = message.snapshot
             case Fresh():
-                self.fresh_ns = message.freshness.replicas_ns
+                self.fresh_ns = min((copy.fresh_ns for copy in message.freshness.copies.values()), default=0)
             case Reconfigure():
                 self.config = message.config
             case ReportRequest():

@@ -87,6 +87,34 @@ async def test_a_link_comes_back(tmp_path: Path) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
+def test_the_board_tells_where_a_key_was_read(tmp_path: Path) -> None:
+    board.create(tmp_path / "board", 2)
+    first, second = (Board(tmp_path / "board", worker) for worker in range(2))
+    slot = slot_of("app")
+    million = 1_000_000
+
+    def at(ns: int) -> int:
+        return ns | 0xFFFF
+
+    assert first.reads(slot) == []
+    first.note_read(slot, million, 7, 0)
+    assert second.reads(slot) == [(at(million), 7)]
+    second.note_read(slot, 3 * million, 8, 0)
+    assert first.reads(slot) == [(at(million), 7), (at(3 * million), 8)]
+    # Then on another node that is not known to hold what the one before did: it takes a node that holds all.
+    first.note_read(slot, 2 * million, 8, at(million))
+    assert first.reads(slot)[0] == (at(2 * million), 0)
+    first.note_read(slot, 4 * million, 8, at(2 * million) + 1)
+    assert first.reads(slot)[0] == (at(4 * million), 8)
+    first.note_read(slot, 4 * million, 9, at(4 * million) + 1)
+    assert first.reads(slot)[0] == (at(4 * million), 9)
+    # On the primary: whatever was committed may have been seen.
+    first.note_read(slot, 5 * million, 0, 0)
+    assert first.reads(slot)[0] == (at(5 * million), 0)
+    for each in (first, second):
+        each.close()
+
+
 def test_the_board_is_shared(tmp_path: Path) -> None:
     board.create(tmp_path / "board", 3)
     boards = [Board(tmp_path / "board", worker) for worker in range(3)]

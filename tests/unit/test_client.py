@@ -6,6 +6,8 @@ import asyncio
 import gc
 import random
 import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -18,7 +20,10 @@ from proxy.dataplane.server import Server
 from proxy.dataplane.waiter import Borrower
 from proxy.dataplane.worker import Worker
 from proxy.errors import NoServer
+from proxy.ipc import board
+from proxy.ipc.board import Board
 from proxy.ipc.messages import Setup
+from proxy.session.wishes import KEY
 from proxy.testing import FakeClock, FakeTransport
 from proxy.topology.model import Health, Role
 from proxy.topology.snapshot import Address, NodeView, Snapshot
@@ -30,7 +35,7 @@ DONE = build.message(b"C", b"SELECT 0\0") + build.message(b"Z", b"I")
 class Pair:
     """A client in the middle of its session and the one server of its pool."""
 
-    def __init__(self, **pool: float) -> None:
+    def __init__(self, board: str = "", **pool: float) -> None:
         config = msgspec.convert({"nodes": {"primary": {"host": "127.0.0.1"}}, "pool": pool}, Config)
         node = NodeView(
             name="primary",
@@ -41,7 +46,7 @@ class Pair:
             addresses=(Address("127.0.0.1", 1),),  # nobody listens: a cancel ends at once
         )
         snapshot = Snapshot(version=1, nodes={"primary": node}, primary="primary")
-        setup = Setup(config=config, snapshot=snapshot, instance=1, workers=1, board="", console="", datagrams=[])
+        setup = Setup(config=config, snapshot=snapshot, instance=1, workers=1, board=board, console="", datagrams=[])
         self.clock = FakeClock()
         self.worker = Worker(setup, 0, self.clock, random.Random(1), lambda message: None)
         self.client = self._client(1)
@@ -156,31 +161,45 @@ INSERT = build.query("INSERT INTO t VALUES (1)")
 INSERTED = build.message(b"C", b"INSERT 0 1\0") + build.message(b"Z", b"I")
 
 
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[tuple[Pair, Board]]:
+    """A client with a consistency key, and the board as another worker sees it."""
+    board.create(tmp_path / "board", 2)
+    pair = Pair(board=str(tmp_path / "board"))
+    pair.client.wish({KEY: "k"})
+    other = Board(tmp_path / "board", 1)
+    yield pair, other
+    other.close()
+
+
 @pytest.mark.parametrize("cut", range(1, len(INSERTED)))
 async def test_a_write_is_noted_before_its_client_can_know(
-    pair: Pair, cut: int, monkeypatch: pytest.MonkeyPatch
+    keyed: tuple[Pair, Board], cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next read may go through another worker."""
+    """The next read under its key may go through another worker."""
+    pair, other = keyed
     pair.client.data_received(INSERT)
     now = pair.clock.advance(1.0)
     told: list[bool] = []
 
     def write(end: FakeTransport, data: bytes) -> None:
-        if b"Z" in data:
-            told.append(pair.worker.written_ns(pair.client) == int(now * 1e9))
+        if b"C" in data or b"Z" in data:
+            told.append(other.latest(pair.client.key_slot) == int(now * 1e9))
 
     monkeypatch.setattr(FakeTransport, "write", write)
     pair.server.data_received(INSERTED[:cut])
     pair.server.data_received(INSERTED[cut:])
-    assert told == [True]
+    assert told
+    assert all(told)
 
 
-async def test_a_write_whose_client_has_gone_is_noted(pair: Pair) -> None:
+async def test_a_write_whose_client_has_gone_is_noted(keyed: tuple[Pair, Board]) -> None:
+    pair, other = keyed
     pair.client.data_received(INSERT)
     now = pair.clock.advance(1.0)
     pair.client.eof_received()
     pair.server.data_received(INSERTED)
-    assert pair.worker.written_ns(pair.client) == int(now * 1e9)
+    assert other.latest(pair.client.key_slot) == int(now * 1e9)
 
 
 async def borrowing(pair: Pair) -> asyncio.Task[Server]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.config.schema import Config
-from proxy.controlplane.freshness import MAX_CLAIMS, Progress, Sampler, record_end
+from proxy.controlplane.freshness import Sampler, record_end
 from proxy.controlplane.link import Opened
 from proxy.controlplane.probes import lsn_of, seen_in
 from proxy.controlplane.resolve import Resolver, literal
+from proxy.controlplane.tasks import Tasks
 from proxy.errors import NodeFailure, NodeRefused
+from proxy.health.lag import MAX_POSITIONS, LagGate, Positions
 from proxy.health.table import Seen
 from proxy.testing import FakeClock
 from proxy.topology.compile import compile_snapshot, content
 from proxy.topology.model import Health, Role
-from proxy.topology.snapshot import Address, Freshness, NodeView, Snapshot
+from proxy.topology.snapshot import Address, Copy, Freshness, NodeView, Snapshot
 
 
 @pytest.mark.parametrize(
@@ -62,24 +67,72 @@ def test_lsn() -> None:
     assert record_end(0x3000030) == 0x3000030
 
 
-def test_progress() -> None:
-    progress = Progress()
-    progress.claim(100, 10)
-    progress.claim(200, 20)
-    assert progress.reach(9) == 0
-    assert progress.reach(15) == 100
-    assert progress.reach(25) == 200
-    assert progress.reach(5) == 200
-    progress.reset()
-    assert progress.reach(99) == 0
+def positions(*samples: tuple[int, int]) -> Positions:
+    made = Positions()
+    for moment, lsn in samples:
+        made.note(moment, lsn)
+    return made
 
 
-def test_progress_is_bounded_and_keeps_the_oldest_claim() -> None:
-    progress = Progress()
-    for moment in range(1, 10 * MAX_CLAIMS):
-        progress.claim(moment, moment)
-    assert progress.reach(1) == 1
-    assert progress.reach(10**6) == 10 * MAX_CLAIMS - 1
+def test_what_a_position_holds() -> None:
+    made = positions((100, 10), (200, 20), (300, 20), (400, 20), (500, 30))
+    assert [made.held_until(lsn) for lsn in (9, 10, 19, 20, 29, 30, 99)] == [0, 100, 100, 400, 400, 500, 500]
+    assert [made.behind_since(lsn) for lsn in (9, 10, 19, 20, 29, 30)] == [0, 200, 200, 500, 500, None]
+    made.clear()
+    assert (made.held_until(99), made.behind_since(0)) == (0, None)
+
+
+def test_a_primary_that_goes_on_lower() -> None:
+    """It was restarted, and what it had not flushed is gone."""
+    made = positions((100, 10), (200, 30), (300, 20))
+    assert made.held_until(20) == 300
+    assert made.held_until(10) == 100
+    assert made.behind_since(10) == 300
+
+
+def test_positions_are_bounded_and_old_ones_thinned() -> None:
+    made = Positions()
+    for moment in range(1, 10 * MAX_POSITIONS):
+        made.note(moment, moment)
+        assert len(made._moments) <= MAX_POSITIONS
+    assert made.held_until(10**6) == 10 * MAX_POSITIONS - 1
+    assert 0 < made.held_until(5 * MAX_POSITIONS) <= 5 * MAX_POSITIONS
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 5)), max_size=30), st.integers(0, 40))
+def test_positions_never_claim_what_was_not_sampled(steps: list[tuple[int, int]], lsn: int) -> None:
+    moment = position = 10
+    samples = []
+    made = Positions()
+    for later, more in steps:
+        moment, position = moment + later, max(0, position + more)
+        made.note(moment, position)
+        samples.append((moment, position))
+    held = made.held_until(lsn)
+    assert held == 0 or any(at == held and position <= lsn for at, position in samples)
+
+
+def gated(*lags: float | None, gate: LagGate | None = None, pace: float = 0.1) -> list[int]:
+    gate = gate or LagGate()
+    return [gate.observe(lag, out=0.2, back=0.1, now=n * pace) for n, lag in enumerate(lags)]
+
+
+def test_a_copy_begins_when_its_lag_is_known() -> None:
+    assert gated(None, None, 0.0) == [0, 0, 100]
+    assert gated(math.inf, 0.15) == [0, 100]
+
+
+def test_a_copy_that_lags_is_out_at_once_and_back_in_steps() -> None:
+    assert gated(0.0, 0.2, 0.21) == [100, 100, 0]
+    back = gated(0.0, 0.3, 0.15, *[0.05] * 4, 0.15, *[0.05] * 5)
+    assert back == [100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10]
+    gate = LagGate()
+    gated(0.0, 0.3, gate=gate)
+    assert gated(*[0.0] * 15, gate=gate, pace=1.0)[4:] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 100]
+
+
+def test_a_copy_that_cannot_be_read_is_out_after_some_readings() -> None:
+    assert gated(0.0, None, None, 0.0, None, None, None) == [100, 100, 100, 100, 100, 100, 0]
 
 
 def view(name: str, role: Role, health: Health = Health.ACTIVE) -> NodeView:
@@ -143,22 +196,21 @@ async def test_a_hanging_lookup_takes_one_thread_and_no_time() -> None:
     resolver.stop()
 
 
-def test_a_copy_that_joins_takes_sureness_back() -> None:
-    clock = FakeClock()
-    published: list[Freshness] = []
-
+async def test_another_primary_takes_all_sureness_back() -> None:
     async def dial(*_: object) -> Opened:
-        raise AssertionError
+        raise OSError
 
-    sampler = Sampler(lambda: None, Config, dial, published.append, clock)
+    tasks = Tasks()
+    published: list[Freshness] = []
+    sampler = Sampler(lambda: None, Config, dial, published.append, FakeClock(), tasks)
     before = Snapshot(epoch=1, primary="p", replicas=("r1",), columnar=("c1",))
-    for progress in (sampler._replicas, sampler._columnar):
-        progress.claim(5, 1)
-        progress.reach(1)
-    assert not sampler.topology_changed(before, Snapshot(epoch=1, primary="p", replicas=(), columnar=("c1",)))
-    assert sampler.freshness == Freshness(replicas_ns=5, columnar_ns=5)
-    joined = Snapshot(epoch=1, primary="p", replicas=("r1", "r2"), columnar=("c1",))
-    assert sampler.topology_changed(before, joined)
-    assert sampler.freshness == Freshness(replicas_ns=0, columnar_ns=5)
-    assert sampler.topology_changed(joined, Snapshot(epoch=2, primary="r1", replicas=("r2",), columnar=("c1",)))
-    assert sampler.freshness == Freshness()
+    assert not sampler.topology_changed(None, before)
+    assert set(sampler.freshness.copies) == {"r1", "c1"}
+    sampler._copies["r1"].copy = Copy(fresh_ns=5, lsn=1, weight=100)
+    joined = Snapshot(epoch=1, primary="p", replicas=("r1", "r2"))
+    assert not sampler.topology_changed(before, joined)
+    assert {name: copy.fresh_ns for name, copy in sampler.freshness.copies.items()} == {"r1": 5, "r2": 0}
+    assert sampler.topology_changed(joined, Snapshot(epoch=2, primary="r2", replicas=("r1",)))
+    assert sampler.freshness.epoch == 2
+    assert {name: copy.fresh_ns for name, copy in sampler.freshness.copies.items()} == {"r1": 0}
+    await tasks.stop()

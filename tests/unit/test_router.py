@@ -9,11 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import NoNode
+from proxy.errors import NoNode, TridentError
+from proxy.routing.balance import Balancer
 from proxy.routing.bind import UNREADABLE, readable
-from proxy.routing.router import Hold, Route, Router
+from proxy.routing.consistency import (
+    ANY,
+    GLOBAL_WAIT,
+    MOVE_AFTER_NS,
+    MOVE_WAIT,
+    Fallbacks,
+    Token,
+    patience,
+    read_token,
+    token_text,
+)
+from proxy.routing.router import Router
 from proxy.sql.model import Class, Effect
-from proxy.topology.snapshot import Snapshot
+from proxy.topology.snapshot import Copy, Freshness, NodeView, Snapshot
 
 Load = Callable[[str], int]
 
@@ -21,7 +33,10 @@ Load = Callable[[str], int]
 def router(
     primary: str = "p", replicas: str = "", columnar: str = "", *, has_columnar: bool = False, to_primary: bool = False
 ) -> Router:
+    names = [*replicas.split(), *columnar.split()]
     snapshot = Snapshot(
+        epoch=1,
+        nodes={name: NodeView(name=name, host=name, port=1) for name in names},
         primary=primary,
         replicas=tuple(replicas.split()),
         columnar=tuple(columnar.split()),
@@ -30,35 +45,43 @@ def router(
     return Router(snapshot, analytic_to_primary=to_primary)
 
 
+def held(fresh: dict[str, int], **more: int) -> dict[str, Copy]:
+    """Copies that hold all until these moments."""
+    return {name: Copy(fresh_ns=moment, lsn=moment, weight=100, **more) for name, moment in fresh.items()}
+
+
 def ask(
     router: Router,
     cls: Class,
     *,
     split: bool = True,
     known: bool = True,
+    strong: bool = False,
     written: int = 0,
     replicas: int = 10,
     columnar: int = 10,
     able: bool = True,
     load: Load = lambda node: 0,
+    token: Token | None = None,
+    copies: dict[str, Copy] | None = None,
 ) -> str:
-    """`node reason`, `hold`, or `none` where no node may serve it."""
+    """`node reason`, or `none` where no node may serve it."""
+    snapshot = router.snapshot
+    if copies is None:
+        copies = held(dict.fromkeys(snapshot.replicas, replicas) | dict.fromkeys(snapshot.columnar, columnar))
+    router.refresh(Freshness(epoch=1, copies=copies))
     try:
         route = router.route(
             cls,
             split=split,
             known=known,
-            written_ns=written,
-            replicas_ns=replicas,
-            columnar_ns=columnar,
+            strong=strong,
+            token=token or Token(wrote_ns=written),
             columnar_able=able,
             load=load,
         )
     except NoNode:
         return "none"
-    if isinstance(route, Hold):
-        return "hold"
-    assert isinstance(route, Route)
     return f"{route.node} {route.reason}"
 
 
@@ -110,13 +133,150 @@ def test_without_a_primary_reads_go_on() -> None:
     assert ask(router("", "r"), Class.READ, written=20) == "r no_primary"
 
 
-def test_after_a_write_reads_stay_until_copies_have_it() -> None:
+def test_after_a_write_reads_stay_until_a_copy_has_it() -> None:
     nodes = router("p", "r", "c")
     assert ask(nodes, Class.READ, written=10, replicas=10) == "p after_write"
     assert ask(nodes, Class.READ, written=10, replicas=11) == "r read"
-    assert ask(nodes, Class.ANALYTIC, written=10, columnar=10) == "hold"
+    assert ask(nodes, Class.ANALYTIC, written=10, columnar=10, replicas=11) == "r analytic_to_replica"
+    assert ask(nodes, Class.ANALYTIC, written=10, columnar=10, replicas=10) == "none"
     assert ask(nodes, Class.ANALYTIC, written=10, columnar=11) == "c analytic"
-    assert ask(router("p", "r", has_columnar=True), Class.ANALYTIC, written=10, replicas=10) == "hold"
+
+
+def test_each_copy_counts_by_itself() -> None:
+    """One that stands still keeps nobody else from serving."""
+    nodes = router("p", "a b")
+    for _ in range(4):
+        assert ask(nodes, Class.READ, written=10, copies=held({"a": 5, "b": 11})) == "b read"
+
+
+def test_strong_reads_are_on_the_primary() -> None:
+    assert ask(router("p", "r", "c"), Class.READ, strong=True) == "p strong"
+    assert ask(router("p", "r", "c"), Class.ANALYTIC, strong=True) == "p strong"
+
+
+def test_what_was_seen_on_a_copy_is_not_unseen_on_another() -> None:
+    nodes = router("p", "a b")
+    seen = Token(seen_ns=20, seen_node="a")
+    for _ in range(4):
+        assert ask(nodes, Class.READ, token=seen, copies=held({"a": 10, "b": 20})) == "a read"
+    got = {ask(nodes, Class.READ, token=seen, copies=held({"a": 10, "b": 21})) for _ in range(4)}
+    assert got == {"a read", "b read"}
+    # It has been started anew since, and may be behind what it was.
+    assert ask(nodes, Class.READ, token=seen, copies=held({"a": 10, "b": 20}, since_ns=20)) == "p after_write"
+
+
+def test_what_was_seen_on_the_primary() -> None:
+    seen = Token(seen_ns=20)
+    assert ask(router("p", "a"), Class.READ, token=seen, copies=held({"a": 20})) == "p after_write"
+    assert ask(router("p", "a"), Class.READ, token=seen, copies=held({"a": 21})) == "a read"
+
+
+def test_what_others_with_the_key_saw() -> None:
+    nodes = router("p", "a b")
+    on_a = [(20, nodes.tags["a"])]
+    assert {ask(nodes, Class.READ, token=Token(others=on_a), replicas=10) for _ in range(4)} == {"a read"}
+    both = [*on_a, (20, nodes.tags["b"])]
+    assert ask(nodes, Class.READ, token=Token(others=both), replicas=10) == "p after_write"
+    assert ask(nodes, Class.READ, token=Token(others=[(20, 0)]), replicas=10) == "p after_write"
+    assert ask(nodes, Class.READ, token=Token(others=both), replicas=21) in ("a read", "b read")
+
+
+def test_a_position_from_elsewhere() -> None:
+    nodes = router("p", "a b")
+    assert ask(nodes, Class.READ, token=Token(lsn=8), copies=held({"a": 7, "b": 8})) == "b read"
+    assert ask(nodes, Class.READ, token=Token(lsn=9), copies=held({"a": 7, "b": 8})) == "p after_write"
+
+
+def test_names_with_one_tag_have_none() -> None:
+    assert Router(Snapshot(nodes={"plumless": NodeView(name="x", host="x", port=1)}), analytic_to_primary=False).tags[
+        "plumless"
+    ]
+
+
+def test_what_is_known_of_another_epoch_counts_for_nothing() -> None:
+    nodes = router("p", "a")
+    nodes.refresh(Freshness(epoch=2, copies=held({"a": 50})))
+    assert not nodes.replicas.serving
+
+
+def test_a_copy_beyond_its_lag_limit_gets_nothing() -> None:
+    nodes = router("p", "a b")
+    copies = held({"a": 10, "b": 10})
+    copies["a"] = Copy(fresh_ns=10, lsn=10, weight=0)
+    assert {ask(nodes, Class.READ, token=ANY, copies=copies) for _ in range(4)} == {"b read"}
+    copies["b"] = copies["a"]
+    assert ask(nodes, Class.READ, token=ANY, copies=copies) == "p lagging"
+    nodes = router("", "a b")
+    copies["b"] = Copy(fresh_ns=10, lsn=11, weight=0)
+    assert ask(nodes, Class.READ, token=ANY, copies=copies) == "b no_primary"
+
+
+def test_a_copy_comes_back_in_steps() -> None:
+    """In parallel use a share of 10 % takes a tenth of what another takes."""
+    nodes = router("p", "a b")
+    copies = held({"a": 10, "b": 10})
+    copies["a"] = Copy(fresh_ns=10, lsn=10, weight=10)
+    at_work: Counter[str] = Counter()
+    for _ in range(110):
+        at_work[ask(nodes, Class.READ, token=ANY, copies=copies, load=at_work.__getitem__).split()[0]] += 1
+    assert 9 <= at_work["a"] <= 11
+
+
+def test_balance() -> None:
+    weights = {"a": 100, "b": 300, "c": 0}
+    latencies = {"a": 50, "b": 400, "c": 1}
+    loads = {"a": 3, "b": 6, "c": 0}
+
+    def taken(method: str, nodes: str = "a b c", weights: dict[str, int] = weights) -> Counter[str]:
+        balancer = Balancer(method)
+        return Counter(balancer.choose(nodes.split(), weights, latencies, loads.__getitem__) for _ in range(40))
+
+    assert taken("least") == {"b": 40}  # 7 servers of 300 are less than 4 of 100
+    assert taken("weighted") == {"a": 10, "b": 30}
+    assert taken("round_robin") == {"a": 10, "b": 30}
+    assert sorted(taken("round_robin", weights=dict.fromkeys("abc", 100)).values()) == [13, 13, 14]
+    assert taken("latency") == {"a": 40}
+    assert taken("least", "c") == {"c": 40}
+
+
+def test_copies_of_the_same_zone_are_preferred() -> None:
+    snapshot = Snapshot(epoch=1, primary="p", replicas=("a", "b"))
+    nodes = Router(snapshot, analytic_to_primary=False, zones={"a": "east", "b": "west", "p": ""}, zone="west")
+    assert {ask(nodes, Class.READ) for _ in range(4)} == {"b read"}
+    assert ask(nodes, Class.READ, written=10, copies=held({"a": 11, "b": 5})) == "a read"
+
+
+# ---- waiting for a copy, and not
+
+
+def test_patience() -> None:
+    wrote = Token(wrote_ns=1_000)
+    soon, late = 1_000 + MOVE_AFTER_NS, 1_001 + MOVE_AFTER_NS
+    assert patience(wrote, "session", 0.0, late, 1_001) == MOVE_WAIT
+    assert patience(wrote, "session", 0.0, soon, 1_001) == 0.0  # the wait would cost more than it gains
+    assert patience(wrote, "session", 0.0, late, 1_000) == 0.0  # no copy has the write yet
+    assert patience(wrote, "session", 0.3, soon, 0) == 0.3
+    assert patience(wrote, "global", 0.0, soon, 0) == GLOBAL_WAIT
+
+
+def test_fallbacks_are_bounded() -> None:
+    budget = Fallbacks()
+    assert all(budget.allows(True, 50, 1.0) for _ in range(100))  # so many always may
+    assert not budget.allows(True, 50, 1.5)
+    assert all(budget.allows(False, 50, 1.5) for _ in range(100))
+    assert budget.allows(True, 50, 1.9)
+    assert not budget.allows(True, 50, 1.9)
+    assert budget.allows(True, 50, 2.0)
+
+
+def test_tokens_travel() -> None:
+    assert token_text(1, 0x16B3748) == "1:0/16B3748"
+    assert read_token("1:0/16B3748") == (1, 0x16B3748)
+    assert read_token("12:A/FF") == (12, 0xA000000FF)
+    for text in ("", "1", "1:", "x:0/0", "1:0", "1:0/0/0x", "-1:0/0", "1:g/0", "9" * 50 + ":0/0"):
+        with pytest.raises(TridentError) as refused:
+            read_token(text)
+        assert refused.value.sqlstate == "22023"
 
 
 @pytest.mark.parametrize("cls", [Class.READ, Class.ANALYTIC])
