@@ -33,6 +33,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield from _listen(config)
     yield from _tls(config)
     yield from _nodes(config)
+    yield from _services(config)
     yield from _pools(config)
     yield from _auth(config)
     yield from _health(config)
@@ -86,8 +87,9 @@ def _nodes(config: Config) -> Iterator[Finding]:
     if not config.nodes:
         yield Finding(("nodes",), "no node: expected at least one section [nodes.NAME] with `host`")
     primaries = [name for name, node in config.nodes.items() if node.role == "primary"]
-    for name in primaries[1:]:
-        yield Finding(("nodes", name, "role"), f"`{primaries[0]}` is the primary already; a group has one")
+    for name in () if config.group.multi_writer else primaries[1:]:
+        message = f"`{primaries[0]}` is the primary already; a group has one, unless `group.multi_writer` is set"
+        yield Finding(("nodes", name, "role"), message)
     if config.nodes and not primaries and all(node.role != "auto" for node in config.nodes.values()):
         yield Finding(("nodes",), 'no node can be the primary: expected one with `role` "primary" or "auto"')
     seen: dict[tuple[str, int], str] = {}
@@ -103,6 +105,61 @@ def _nodes(config: Config) -> Iterator[Finding]:
 def _address(name: str, node: Node) -> Iterator[Finding]:
     if not node.host or "," in node.host or node.host != node.host.strip():
         yield Finding(("nodes", name, "host"), "expected one name, address or directory of a Unix socket")
+
+
+def _services(config: Config) -> Iterator[Finding]:
+    owners: dict[str, str] = {}
+    for name, service in config.services.items():
+        here = ("services", name)
+        if not service.nodes:
+            yield Finding((*here, "nodes"), "expected at least one name of [nodes.NAME]")
+        for place, node in enumerate(service.nodes):
+            if node not in config.nodes:
+                yield Finding((*here, "nodes"), f"there is no [nodes.{node}]")
+            elif node in service.nodes[:place]:
+                yield Finding((*here, "nodes"), f"`{node}` stands there twice")
+        for database in service.databases or (name,):
+            other = owners.setdefault(database, name)
+            if other != name:
+                yield Finding((*here, "databases"), f"`{database}` belongs to service `{other}` already")
+        number = int(service.selector) if service.selector.isdecimal() else 0
+        if service.nodes and number > len(service.nodes):
+            message = (
+                f"there are {len(service.nodes)} nodes, so this is the same as {(number - 1) % len(service.nodes) + 1}"
+            )
+            yield Finding((*here, "selector"), message, warning=True)
+        if service.by is not None and service.selector.isdecimal():
+            yield Finding((*here, "by"), f"isn't used with `selector` {service.selector}", warning=True)
+        if "balance" in (service.reconnect or ()) and service.selector != "0":
+            message = f'"balance" does nothing with `selector` {service.selector}, which gives each client its node'
+            yield Finding((*here, "reconnect"), message, warning=True)
+    split = config.routing.read_split or any(database.read_split for database in config.databases.values())
+    if config.services and not split and not config.group.multi_writer:
+        message = "does nothing: without `routing.read_split` or `group.multi_writer` all goes to the primary"
+        yield Finding(("services", next(iter(config.services))), message, warning=True)
+    yield from _switches(config)
+
+
+def _switches(config: Config) -> Iterator[Finding]:
+    """How long clients wait for their own node, beside how long it is away when it merely restarts."""
+    general = config.routing.affinity
+    budgets: dict[tuple[str, ...], float] = {}
+    for name, service in config.services.items():
+        times = general.switch_times if service.switch_times is None else service.switch_times
+        interval = general.switch_interval if service.switch_interval is None else service.switch_interval
+        own = [k for k in ("switch_times", "switch_interval") if getattr(service, k) is not None]
+        budgets[("services", name, own[0]) if own else ("routing", "affinity", "switch_times")] = times * interval
+    if general.by is not None:
+        budgets["routing", "affinity", "switch_times"] = general.switch_times * general.switch_interval
+    for key, budget in budgets.items():
+        usual, patience = config.group.usual_restart, config.routing.hold_timeout
+        waits = f"times `switch_interval` is {budget:g} s"
+        if budget > usual:
+            message = f"{waits}, and a restart (`group.usual_restart`) takes {usual:g} s: the switch would never happen"
+            yield Finding(key, message, warning=True)
+        elif budget > patience:
+            message = f"{waits}, and units are refused after `routing.hold_timeout` ({patience:g} s), before the switch"
+            yield Finding(key, message, warning=True)
 
 
 def _pools(config: Config) -> Iterator[Finding]:

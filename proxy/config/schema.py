@@ -31,6 +31,9 @@ PoolMode = Literal["session", "transaction", "statement"]
 ClientTlsMode = Literal["disable", "allow", "require", "verify-ca", "verify-full"]
 Consistency = Literal["eventual", "session", "key", "global", "strong"]
 ServerTlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
+Selector = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9][0-9]{0,2}|hash|spread)$", extra={"unit": "selector"})]
+AffinityBy = Literal["application_name", "user", "database", "client_addr", "key"]
+Reconnect = Literal["notify", "failback", "balance"]
 
 
 class Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -253,6 +256,59 @@ class Auth(Section, frozen=True):
     query: AuthQuery = AuthQuery()
 
 
+class Group(Section, frozen=True):
+    """The nodes together: a primary with its copies, or several primaries on the same data."""
+
+    multi_writer: bool = False
+    """Several nodes with `role = "primary"` may take writes, as with shared storage or multi-writer clusters."""
+    usual_restart: Seconds = 30.0
+    """How long a node is away when it restarts; `pgtrident check` compares with it."""
+
+
+class Affinity(Section, frozen=True):
+    """Clients that keep to one node, so that its cache stays warm. What follows `method` is for services too."""
+
+    by: AffinityBy | None = None
+    """What of a client decides on its node, for those without a service. Not set: any node serves them."""
+    method: Literal["hash", "modulo", "ordered"] = "hash"
+    """`hash`: a node that is lost moves only its own clients; `modulo`: more even, but a change of nodes moves
+    most; `ordered`: all on the first node, the next only while that is away."""
+    switch_times: Count = 3
+    """A client's node that has become doubtful is waited for this many times `switch_interval`, then the next one
+    is taken; one that is down isn't waited for."""
+    switch_interval: Seconds = 1.0
+    """See `switch_times`."""
+    check_interval: Seconds = 60.0
+    """Within this after a node is active again its clients are back on it, one by one and between units."""
+    reconnect: tuple[Reconnect, ...] = ("failback",)
+    """`notify`: after a switch the client gets one error that it may retry; `failback`: clients go back to their
+    node when it is active again; `balance`: live sessions are kept even over the nodes (`selector` 0)."""
+
+
+class Service(Section, frozen=True):
+    """`[services.NAME]`: applications with tables of their own, which keep to nodes of their own. A client belongs
+    to the service that its startup option `pgtrident.service` names, else to that of its database."""
+
+    nodes: tuple[str, ...] = ()
+    """Names of nodes, in order of preference."""
+    databases: tuple[str, ...] = ()
+    """Databases, as clients name them, that belong to it; empty is the one that is called NAME."""
+    selector: Selector = "0"
+    """The node of a client: 0 takes turns; N is the Nth of `nodes` for all (counting on from the start), the next
+    only while that is away; "hash" goes by the application's name; "spread" too, a new name taking the node that
+    has the fewest."""
+    by: AffinityBy | None = None
+    """What "hash" and "spread" go by, instead of `routing.affinity.by` or the application's name."""
+    switch_times: Count | None = None
+    """Instead of `routing.affinity.switch_times`."""
+    switch_interval: Seconds | None = None
+    """Instead of `routing.affinity.switch_interval`."""
+    check_interval: Seconds | None = None
+    """Instead of `routing.affinity.check_interval`."""
+    reconnect: tuple[Reconnect, ...] | None = None
+    """Instead of `routing.affinity.reconnect`."""
+
+
 class Routing(Section, frozen=True):
     """Where statements go."""
 
@@ -291,6 +347,7 @@ class Routing(Section, frozen=True):
     """Most statement texts whose classification a worker keeps."""
     cache_bytes: Annotated[Bytes, RESTART] = 32 * 1024 * 1024
     """Most bytes of statement text in that cache."""
+    affinity: Affinity = Affinity()
 
 
 class HealthSettings(Section, frozen=True):
@@ -366,6 +423,7 @@ class Config(Section, frozen=True):
     server: ServerLink = ServerLink()
     pool: PoolSettings = PoolSettings()
     auth: Auth = Auth()
+    group: Group = Group()
     routing: Routing = Routing()
     health: HealthSettings = HealthSettings()
     lag: Lag = Lag()
@@ -374,3 +432,4 @@ class Config(Section, frozen=True):
     nodes: dict[str, Node] = {}
     databases: dict[str, Database] = {}
     users: dict[str, User] = {}
+    services: dict[str, Service] = {}

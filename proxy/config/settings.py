@@ -6,6 +6,7 @@ through it, so that a setting is described in one place. Pure.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Setting:
     required: bool
     default: Any
     unit: str
-    """`seconds`, `bytes`, `mode` (access rights) or empty."""
+    """`seconds`, `bytes`, `mode` (access rights), `selector` or empty."""
     restart: bool
     """A reload doesn't apply it."""
     secret: bool
@@ -90,7 +91,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A table of sections under names of the user's choice (`nodes`, `databases`, `users`)."""
+    """A table of sections under names of the user's choice (`nodes`, `databases`, `users`, `services`)."""
 
     name: str
     item: Group
@@ -113,7 +114,7 @@ def toml(value: Any, unit: str = "") -> str:
         case int() | float():
             return str(value)
         case str():
-            return quote(value)
+            return value if unit == "selector" and value.isdecimal() else quote(value)
     return "[" + ", ".join(toml(item) for item in value) + "]"
 
 
@@ -171,10 +172,12 @@ def _allowed(kind: inspect.Type, unit: str) -> str:
             return "true or false"
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(f'"{value}"' for value in values)
+        case inspect.VarTupleType(item_type=inspect.LiteralType(values=values)):
+            return "a list of " + ", ".join(f'"{value}"' for value in values)
         case inspect.VarTupleType():
             return "a list of strings"
         case inspect.StrType():
-            return "a string"
+            return '0, a number up to 999, "hash" or "spread"' if unit == "selector" else "a string"
     if unit == "seconds":
         return 'a duration such as "200ms", "5s", "10min", "1h", "7d" or a number of seconds'
     if unit == "bytes":
@@ -192,10 +195,14 @@ def _read(kind: inspect.Type, unit: str, value: object) -> Any:
     match kind, value:
         case inspect.BoolType(), bool():
             return value
+        case inspect.StrType(pattern=str(pattern)), str() | int() if not isinstance(value, bool):
+            return str(value) if re.fullmatch(pattern, str(value)) else None
         case inspect.StrType(), str():
             return value
         case inspect.LiteralType(values=allowed), str():
             return value if value in allowed else None
+        case inspect.VarTupleType(item_type=inspect.LiteralType(values=allowed)), list():
+            return tuple(value) if all(item in allowed for item in value) else None
         case inspect.VarTupleType(), list():
             return tuple(value) if all(isinstance(item, str) for item in value) else None
         case ((inspect.IntType() | inspect.FloatType()), str()) if unit:

@@ -24,10 +24,32 @@ class Case:
     warning: bool = False
 
 
+def service(**settings: object) -> dict:
+    return {"routing": {"read_split": True}, "services": {"s": {"nodes": ["db1"]} | settings}}
+
+
 CASES = [
     Case("nodes", "no node", {"nodes": {}}),
     Case("nodes.b.role", "`a` is the primary already", {"nodes": {
         "a": {"host": "a", "role": "primary"}, "b": {"host": "b", "role": "primary"}}}),
+    Case("services.s.nodes", "at least one", service(nodes=[])),
+    Case("services.s.nodes", "no [nodes.b]", service(nodes=["db1", "b"])),
+    Case("services.s.nodes", "`db1` stands there twice", service(nodes=["db1", "db1"])),
+    Case("services.t.databases", "`d` belongs to service `s` already", {"routing": {"read_split": True}, "services": {
+        "s": {"nodes": ["db1"], "databases": ["c", "d"]}, "t": {"nodes": ["db1"], "databases": ["d"]}}}),
+    Case("services.t.databases", "`t` belongs to service `s` already", {"routing": {"read_split": True}, "services": {
+        "s": {"nodes": ["db1"], "databases": ["t"]}, "t": {"nodes": ["db1"]}}}),
+    Case("services.s.selector", "1 nodes, so this is the same as 1", service(selector="2"), True),
+    Case("services.s.by", "isn't used with `selector` 0", service(by="user"), True),
+    Case("services.s.reconnect", '"balance" does nothing', service(selector="hash", reconnect=["balance"]), True),
+    Case("services.s", "does nothing", {"services": {"s": {"nodes": ["db1"]}}}, True),
+    Case("services.s.switch_times", "is 31 s, and a restart (`group.usual_restart`) takes 30 s",
+         service(switch_times=31), True),
+    Case("services.s.switch_interval", "is 24 s, and a restart", service(switch_interval=8) | {
+        "group": {"usual_restart": 20}}, True),
+    Case("services.s.switch_interval", "refused after `routing.hold_timeout` (10 s)", service(switch_interval=4), True),
+    Case("routing.affinity.switch_times", "the switch would never happen", {
+        "routing": {"affinity": {"by": "user", "switch_times": 31}}}, True),
     Case("nodes", "no node can be the primary", {"nodes": {"a": {"host": "a", "role": "replica"}}}),
     Case("nodes.b.host", "the same server as `a`", {"nodes": {"a": {"host": "h"}, "b": {"host": "h"}}}),
     Case("nodes.a/b", "expected a name", {"nodes": {"a/b": {"host": "h"}}}),
@@ -68,6 +90,18 @@ CASES = [
 
 def test_nothing_wrong():
     assert findings({}) == []
+
+
+def test_services_with_nothing_wrong():
+    """30 times a second are just what a restart takes; what stands in no use isn't looked at."""
+    assert findings(service(switch_times=30) | {"routing": {"read_split": True, "hold_timeout": 30}}) == []
+    assert findings({"routing": {"affinity": {"switch_times": 1000}}}) == []
+
+
+def test_several_primaries_where_the_group_allows_them():
+    nodes = {name: {"host": name, "role": "primary"} for name in "ab"}
+    services = {"s": {"nodes": ["b", "a"], "selector": "hash", "by": "user", "reconnect": ["notify", "failback"]}}
+    assert findings({"group": {"multi_writer": True}, "nodes": nodes, "services": services}) == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.key}: {case.part}")

@@ -82,6 +82,16 @@ pool_mode = "session"
     assert config.databases["*"].pool_mode == "session"
 
 
+@pytest.mark.parametrize("selector", ["0", "1", "12", '"2"', '"hash"', '"spread"'])
+def test_selectors_are_numbers_or_words(write, selector: str):
+    text = (
+        f'[routing]\nread_split = true\n[services.s]\nnodes = ["db1"]\nselector = {selector}\nreconnect = ["notify"]\n'
+    )
+    service = load(write(text + NODE), environ={"PGTRIDENT_SERVICES__S__SWITCH_TIMES": "0"}).services["s"]
+    assert (service.selector, service.reconnect, service.switch_times) == (selector.strip('"'), ("notify",), 0)
+    assert service.check_interval is None
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -113,6 +123,12 @@ pool_mode = "session"
         ("[pool]\nlifetime = -1\n", "pgtrident.toml:2: pool.lifetime: expected a duration"),
         ("[pool]\nlifetime = nan\n", "pgtrident.toml:2: pool.lifetime: expected a duration"),
         ("[auth]\nhba = [1]\n", "pgtrident.toml:2: auth.hba: expected a list of strings"),
+        (
+            "[services.s]\nselector = 1000\n",
+            'pgtrident.toml:2: services.s.selector: expected 0, a number up to 999, "hash"',
+        ),
+        ("[services.s]\nselector = true\n", "pgtrident.toml:2: services.s.selector: expected 0, a number up to 999"),
+        ('[services.s]\nreconnect = ["failover"]\n', "pgtrident.toml:2: services.s.reconnect: expected a list of "),
         ("[pool\n", "pgtrident.toml:1: not TOML: "),
         ("a = 1\na = 2\n", "pgtrident.toml:2: not TOML: "),
     ],
