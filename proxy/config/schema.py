@@ -265,7 +265,7 @@ class Group(Section, frozen=True):
     """How long a node is away when it restarts; `pgtrident check` compares with it."""
 
 
-class Affinity(Section, frozen=True):
+class AffinitySettings(Section, frozen=True):
     """Clients that keep to one node, so that its cache stays warm. What follows `method` is for services too."""
 
     by: AffinityBy | None = None
@@ -347,7 +347,7 @@ class Routing(Section, frozen=True):
     """Most statement texts whose classification a worker keeps."""
     cache_bytes: Annotated[Bytes, RESTART] = 32 * 1024 * 1024
     """Most bytes of statement text in that cache."""
-    affinity: Affinity = Affinity()
+    affinity: AffinitySettings = AffinitySettings()
 
 
 class HealthSettings(Section, frozen=True):
