@@ -52,8 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--connect", action="store_true", help="log in to every node too and ask for its role")
     check.set_defaults(run=_check)
 
-    convert = commands.add_parser("convert", help="write the configuration that a pgbouncer.ini amounts to")
-    convert.add_argument("ini", metavar="PGBOUNCER.INI", type=Path)
+    convert = commands.add_parser(
+        "convert", help="write the configuration that a pgbouncer.ini or dm_svc.conf amounts to"
+    )
+    convert.add_argument("file", metavar="FILE", type=Path)
     convert.set_defaults(run=_convert)
 
     classify = commands.add_parser("classify", help="say what statements need: JSON lines on standard input")
@@ -157,17 +159,17 @@ async def _try_nodes(config: Config) -> bool:
 def _convert(options: argparse.Namespace) -> int:
     from .config.convert import convert
 
-    directory = options.ini.parent
+    directory = options.file.parent
     try:
-        text = convert(options.ini.read_text(), lambda name: (directory / name).read_text())
+        text = convert(options.file.read_text(), lambda name: (directory / name).read_text())
     except OSError as error:
         print(f"{error.filename}: can't be read: {error.strerror}", file=sys.stderr)
         return 1
     except UnicodeDecodeError:
-        print(f"{options.ini}: not UTF-8", file=sys.stderr)
+        print(f"{options.file}: not UTF-8", file=sys.stderr)
         return 1
     except ConfigError as error:
-        print(f"{options.ini}: {error.message}", file=sys.stderr)
+        print(f"{options.file}: {error.message}", file=sys.stderr)
         return 1
     print(text, end="")
     return 0

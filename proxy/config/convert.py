@@ -1,4 +1,4 @@
-"""pgbouncer.ini -> our TOML.
+"""pgbouncer.ini -> our TOML; a DM client's dm_svc.conf is handed to `convert_dm`.
 
 Owns what each PgBouncer setting becomes, and says of each that becomes nothing why. Where the two
 products' defaults differ (pool mode, number of clients ...) PgBouncer's is written out, so that the
@@ -9,14 +9,12 @@ the meanings: pgbouncer.ini(5) of PgBouncer 1.18 to 1.25.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import ConfigError
-from .settings import ROOT, Entry, Group, Named, Setting, dotted, toml
-
-Tree = dict[str, Any]
+from . import convert_dm
+from .converted import Output, Tree, node_name, whole, write
 
 _SECONDS = {
     "server_connect_timeout": ("server", "connect_timeout"),
@@ -128,26 +126,16 @@ class _Ini:
     unknown: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Output:
-    tree: Tree = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def set(self, path: tuple[str, ...], value: Any) -> None:
-        section = self.tree
-        for part in path[:-1]:
-            section = section.setdefault(part, {})
-        section[path[-1]] = value
-
-
 def convert(text: str, include: Callable[[str], str]) -> str:
     """The TOML text, with a comment for everything that isn't carried over.
 
     `include` gives the text of a file named by `%include`. ConfigError names the line that can't be read.
     """
+    if convert_dm.is_dm_svc(text):
+        return convert_dm.convert(text)
     ini = _Ini()
     _parse(ini, text, include, depth=0)
-    out = _Output()
+    out = Output()
     for line in ini.unknown:
         out.notes.append(line)
     settings = _DEFAULTS | ini.settings
@@ -160,7 +148,7 @@ def convert(text: str, include: Callable[[str], str]) -> str:
         _database(out, name, parameters, nodes)
     for name, parameters in ini.users.items():
         _user(out, name, parameters)
-    return _write(out)
+    return write(out, "a PgBouncer configuration")
 
 
 def _parse(ini: _Ini, text: str, include: Callable[[str], str], depth: int) -> None:
@@ -205,11 +193,11 @@ def _parameters(text: str, number: int) -> dict[str, str]:
     return parameters
 
 
-def _setting(out: _Output, key: str, value: str) -> None:
+def _setting(out: Output, key: str, value: str) -> None:
     if key in _SECONDS:
         out.set(_SECONDS[key], _number(key, value))
     elif key in _COUNTS:
-        out.set(_COUNTS[key], _whole(key, value))
+        out.set(_COUNTS[key], whole(key, value))
     elif key in ("client_tls_sslmode", "server_tls_sslmode"):
         out.set(_TEXTS[key], _tls_mode(key, value))
     elif key in _TEXTS:
@@ -220,7 +208,7 @@ def _setting(out: _Output, key: str, value: str) -> None:
     elif key == "unix_socket_dir":
         _unix_socket(out, value)
     elif key == "unix_socket_mode":
-        out.set(("listen", "unix_socket_mode"), _whole(key, value, base=8))
+        out.set(("listen", "unix_socket_mode"), whole(key, value, base=8))
     elif key == "log_connections":
         out.set(("log", "connections"), value != "0")
     elif key in ("admin_users", "stats_users"):
@@ -236,27 +224,20 @@ def _number(key: str, value: str) -> float:
         raise ConfigError(f"{key}: expected a number, not {value!r}") from None
 
 
-def _whole(key: str, value: str, base: int = 10) -> int:
-    try:
-        return int(value, base)
-    except ValueError:
-        raise ConfigError(f"{key}: expected a whole number, not {value!r}") from None
-
-
 def _tls_mode(key: str, value: str) -> str:
     if key == "client_tls_sslmode":
         return "allow" if value == "prefer" else value
     return "prefer" if value == "allow" else value
 
 
-def _unix_socket(out: _Output, value: str) -> None:
+def _unix_socket(out: Output, value: str) -> None:
     if value.startswith("@"):
         out.notes.append("unix_socket_dir: sockets without a file aren't supported")
     else:
         out.set(("listen", "unix_socket_dir"), value)
 
 
-def _admins(out: _Output, key: str, value: str) -> None:
+def _admins(out: Output, key: str, value: str) -> None:
     names = [name.strip() for name in value.split(",") if name.strip()]
     admins = out.tree.setdefault("admin", {})
     admins["users"] = tuple(dict.fromkeys([*admins.get("users", ()), *names]))
@@ -264,7 +245,7 @@ def _admins(out: _Output, key: str, value: str) -> None:
         out.notes.append("stats_users: all users of the console have the same rights")
 
 
-def _keepalive(out: _Output, settings: dict[str, str]) -> None:
+def _keepalive(out: Output, settings: dict[str, str]) -> None:
     """PgBouncer has one set for both sides; its 0 is the system's default, as here."""
     off = settings.get("tcp_keepalive", "1") == "0"
     for side in ("listen", "server"):
@@ -273,13 +254,13 @@ def _keepalive(out: _Output, settings: dict[str, str]) -> None:
             if value is not None:
                 out.set(
                     (side, f"keepalive_{ours}"),
-                    _whole(f"tcp_{theirs}", value) if ours == "count" else _number(f"tcp_{theirs}", value),
+                    whole(f"tcp_{theirs}", value) if ours == "count" else _number(f"tcp_{theirs}", value),
                 )
         if "tcp_user_timeout" in settings:
             out.set((side, "user_timeout"), _number("tcp_user_timeout", settings["tcp_user_timeout"]) / 1000)
 
 
-def _auth(out: _Output, settings: dict[str, str]) -> None:
+def _auth(out: Output, settings: dict[str, str]) -> None:
     method = settings["auth_type"]
     auth = out.tree.setdefault("auth", {})
     if method == "hba":
@@ -307,13 +288,13 @@ def _auth(out: _Output, settings: dict[str, str]) -> None:
         out.notes.append("auth_query: not used without auth_user")
 
 
-def _nodes(out: _Output, ini: _Ini, settings: dict[str, str]) -> dict[tuple[str, int], str]:
+def _nodes(out: Output, ini: _Ini, settings: dict[str, str]) -> dict[tuple[str, int], str]:
     """One node for each server that the databases name; gives its name by host and port."""
     nodes: dict[tuple[str, int], str] = {}
     for parameters in ini.databases.values():
         for address in _addresses(parameters, settings):
             if address not in nodes:
-                nodes[address] = _node_name(address, nodes.values())
+                nodes[address] = node_name(address, nodes.values())
                 host, port = address
                 out.set(("nodes", nodes[address]), {"host": host, "port": port})
     if len(nodes) > 1:
@@ -329,19 +310,10 @@ def _nodes(out: _Output, ini: _Ini, settings: dict[str, str]) -> dict[tuple[str,
 def _addresses(parameters: dict[str, str], settings: dict[str, str]) -> Iterator[tuple[str, int]]:
     default = settings["unix_socket_dir"] or "/tmp"  # where PgBouncer looks when there is no host
     for host in parameters.get("host", default).split(","):
-        yield host.strip() or default, _whole("port", parameters.get("port", "5432"))
+        yield host.strip() or default, whole("port", parameters.get("port", "5432"))
 
 
-def _node_name(address: tuple[str, int], taken: Collection[str]) -> str:
-    host, port = address
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "_", host).strip("_") or "node"
-    name = stem if port == 5432 else f"{stem}_{port}"
-    while name in taken:
-        name += "_"
-    return name[:63]
-
-
-def _database(out: _Output, name: str, parameters: dict[str, str], nodes: dict[tuple[str, int], str]) -> None:
+def _database(out: Output, name: str, parameters: dict[str, str], nodes: dict[tuple[str, int], str]) -> None:
     section: Tree = {}
     out.set(("databases", name), section)
     for key, value in parameters.items():
@@ -349,7 +321,7 @@ def _database(out: _Output, name: str, parameters: dict[str, str], nodes: dict[t
             case "dbname" | "user" | "password" | "pool_mode":
                 section[key] = value
             case "pool_size":
-                section["pool_size"] = _whole(f"{name}: pool_size", value)
+                section["pool_size"] = whole(f"{name}: pool_size", value)
             case "host" if len(nodes) > 1:
                 out.notes.append(f"databases.{name}: host {value}: nodes are chosen by what a statement needs")
             case "host" | "port":
@@ -366,48 +338,17 @@ def _database(out: _Output, name: str, parameters: dict[str, str], nodes: dict[t
         out.notes.append(f"databases.{name}: its password stands below; `password_file` would keep it out of here")
 
 
-def _user(out: _Output, name: str, parameters: dict[str, str]) -> None:
+def _user(out: Output, name: str, parameters: dict[str, str]) -> None:
     section: Tree = {}
     for key, value in parameters.items():
         match key:
             case "pool_mode":
                 section["pool_mode"] = value
             case "pool_size":
-                section["pool_size"] = _whole(f"{name}: pool_size", value)
+                section["pool_size"] = whole(f"{name}: pool_size", value)
             case "max_user_client_connections":
-                section["max_clients"] = _whole(f"{name}: {key}", value)
+                section["max_clients"] = whole(f"{name}: {key}", value)
             case _:
                 out.notes.append(f"users.{name}: {key}: {_IGNORED.get(key, 'set for all pools in [pool]')}")
     if section:
         out.set(("users", name), section)
-
-
-def _write(out: _Output) -> str:
-    lines = ["# Made from a PgBouncer configuration."]
-    if out.notes:
-        lines += ["# Not carried over, or to be looked at:"]
-        lines += ["#   " + re.sub(r"[^\x20-\x7e]", "?", note) for note in out.notes]
-    for path, section in _sections(ROOT, out.tree, ()):
-        if path:
-            lines += ["", f"[{dotted(path)}]"]
-        lines += section
-    return "\n".join(lines) + "\n"
-
-
-def _sections(entry: Entry, tree: Tree, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Each section with its lines, in the order of the schema."""
-    if isinstance(entry, Named):
-        for name, content in tree.items():
-            yield from _sections(entry.item, content, (*path, name))
-        return
-    assert isinstance(entry, Group)
-    lines = [
-        f"{name} = {toml(tree[name], setting.unit)}"
-        for name, setting in entry.children.items()
-        if isinstance(setting, Setting) and name in tree
-    ]
-    if lines or (path and len(path) == 2 and isinstance(ROOT.children[path[0]], Named)):
-        yield path, lines
-    for name, child in entry.children.items():
-        if not isinstance(child, Setting) and name in tree:
-            yield from _sections(child, tree[name], (*path, name))

@@ -1,4 +1,4 @@
-"""pgbouncer.ini files of several kinds become configurations that load and mean the same."""
+"""pgbouncer.ini and dm_svc.conf files of several kinds become configurations that load and mean the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config.convert import convert
-from proxy.config.load import load
+from proxy.config.load import load, read
 from proxy.config.schema import Config
 from proxy.errors import ConfigError
 
@@ -224,3 +224,109 @@ def test_included_files():
 def test_what_cant_be_read(ini: str, message: str):
     with pytest.raises(ConfigError, match=message):
         convert(ini, no_include)
+
+
+# --- dm_svc.conf
+
+DM = """\
+# global part
+TIME_ZONE=(+480)
+LANGUAGE=(cn)
+SWITCH_INTERVAL=(500)
+SVC1=(192.168.0.1:5236,192.168.0.2:5236)
+svc2=( 192.168.0.2 , [fd00::3]:5237 ,192.168.0.1:5236,)
+DW = (dw1,dw2)     # names without a port
+SOMETHING=(new)
+
+[SVC1]
+LOGIN_MODE=(1)
+SWITCH_TIMES=(3)
+SWITCH_INTERVAL=(100)      # milliseconds
+EP_SELECTOR=(1)            # in order
+AUTO_RECONNECT=(3)
+CHECK_FREQ=(30000)
+[SVC2]
+EP_SELECTOR =(5)
+DO_SWITCH=(15)
+rwSeparate=1
+RW_PERCENT=(25)
+[dw]
+SWITCH_TIME=(60)
+[OLD]
+SWITCH_TIMES=(1)
+"""
+
+
+def test_services_of_dm_clients(tmp_path: Path):
+    config, text = converted(DM, tmp_path)
+    assert {name: (node.host, node.port) for name, node in config.nodes.items()} == {
+        "192_168_0_1_5236": ("192.168.0.1", 5236),
+        "192_168_0_2_5236": ("192.168.0.2", 5236),
+        "fd00_3_5237": ("fd00::3", 5237),
+        "dw1_5236": ("dw1", 5236),
+        "dw2_5236": ("dw2", 5236),
+    }
+    general = config.routing.affinity
+    assert (general.switch_times, general.switch_interval, general.check_interval) == (1, 0.5, 60.0)
+    assert general.reconnect == ()
+    one, two, three = config.services["SVC1"], config.services["svc2"], config.services["DW"]
+    assert one.nodes == ("192_168_0_1_5236", "192_168_0_2_5236")
+    assert (one.selector, one.switch_times, one.switch_interval, one.check_interval) == ("1", 3, 0.1, 30.0)
+    assert one.reconnect == ("notify", "failback")
+    assert two.nodes == ("192_168_0_2_5236", "fd00_3_5237", "192_168_0_1_5236")
+    assert (two.selector, two.switch_times, two.switch_interval) == ("2", None, None)
+    assert two.reconnect == ("notify", "failback", "balance")
+    assert (three.selector, three.switch_times, three.reconnect) == ("0", 60, None)
+    assert config.routing.read_split is True
+    assert config.group.multi_writer is False
+    assert text.startswith("# Made from a DM client's dm_svc.conf.\n")
+    said = notes(text)
+    assert said["SOMETHING"] == "not known"
+    assert said["[old]"] == "there is no service of that name"
+    for key in ("TIME_ZONE", "LANGUAGE", "services.SVC1", "services.SVC2", "services.svc2", "nodes", "users"):
+        assert said[key]
+    for part in ("services.SVC1: LOGIN_MODE: ", "services.SVC2: RW_PERCENT: ", "AUTO_RECONNECT: of 15", "CHECK_FREQ: "):
+        assert part in text
+
+
+def test_a_small_file_keeps_dms_defaults(tmp_path: Path):
+    config, _ = converted("\ufeff// c\n\nDB=(10.0.0.1)\n", tmp_path)
+    assert [(node.host, node.port) for node in config.nodes.values()] == [("10.0.0.1", 5236)]
+    general, service = config.routing.affinity, config.services["DB"]
+    assert (general.switch_times, general.switch_interval, general.reconnect) == (1, 0.2, ())
+    assert (service.nodes, service.selector) == (("10_0_0_1_5236",), "0")
+
+
+def test_settings_before_the_services_hold_for_all(tmp_path: Path):
+    text = "SWITCH_TIMES=(5)\nEP_SELECTOR=(2)\nAUTO_RECONNECT=(2)\nCLUSTER=(DSC)\nA=(h:1,i:1)\nC=(i:1,h:1)\n"
+    config, out = converted(text + "[A]\nEP_SELECTOR=(0)\nB=(j:1)\n", tmp_path)
+    assert config.routing.affinity.switch_times == 5
+    assert config.routing.affinity.reconnect == ("failback",)
+    assert {name: service.selector for name, service in config.services.items()} == {"A": "0", "C": "2"}
+    assert config.group.multi_writer is True
+    assert "services.A: B: not known" in out
+
+
+def test_a_switch_that_would_never_happen_is_said(tmp_path: Path):
+    """The budget of many files in use: a minute, and a server has restarted by then."""
+    file = tmp_path / "out.toml"
+    file.write_text(
+        convert("A=(h:1,i:1)\n[A]\nRW_SEPARATE=(1)\nSWITCH_TIMES=(60)\nSWITCH_INTERVAL=(1000)\n", no_include)
+    )
+    [warning] = [w for w in read(file, environ={}).warnings if w.key.startswith("services")]
+    assert warning.key == "services.A.switch_times"
+    assert "the switch would never happen" in warning.message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A=(h:1)\nwords\n", r"line 2: expected `NAME=\(value\)`"),
+        ("A=(h:1,i:x)\n", "line 1: expected host:port, not 'i:x'"),
+        ("A=(h:1)\nSWITCH_TIMES=(x)\n", "SWITCH_TIMES: expected a whole number, not 'x'"),
+        ("A=(h:1)\n[A]\nEP_SELECTOR=(-1)\n", "EP_SELECTOR: expected a number of at least 0, not '-1'"),
+    ],
+)
+def test_what_cant_be_read_of_dm(text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        convert(text, no_include)
