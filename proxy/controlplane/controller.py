@@ -321,7 +321,8 @@ class Controller:
     def _judge(self) -> None:
         """From all facts to a snapshot, published if it says anything new."""
         nodes = list(self._nodes.values())
-        verdict = judge([node.facts() for node in nodes], self._was_primary)
+        facts = [node.facts() for node in nodes]
+        verdict = judge(facts, self._was_primary, multi_writer=self._config.group.multi_writer)
         if verdict.alarm and verdict.alarm != self._verdict.alarm:
             _log.error("group_contradicts_itself", alarm=verdict.alarm)
         for name, reason in verdict.unfit.items():
@@ -343,6 +344,7 @@ class Controller:
             [node.view() for node in nodes],
             primary=verdict.primary,
             unfit=verdict.unfit,
+            writers=verdict.writers,
             version=before.version + 1 if before else 1,
             epoch=epoch,
         )

@@ -38,6 +38,8 @@ class Verdict:
     """Nodes that must not be used whatever their health, with the reason."""
     alarm: str = ""
     """One sentence when the group contradicts itself."""
+    writers: tuple[str, ...] = ()
+    """Where the group may have several: all that may take writes, if their health lets them."""
 
 
 def role_of(wanted: str, in_recovery: bool | None, lone: bool) -> tuple[Role, Seen]:
@@ -56,21 +58,26 @@ def role_of(wanted: str, in_recovery: bool | None, lone: bool) -> tuple[Role, Se
     return role, Seen.PASS if wanted in ("auto", role) else Seen.WRONG_ROLE
 
 
-def judge(nodes: Sequence[Facts], was: str) -> Verdict:
+def judge(nodes: Sequence[Facts], was: str, *, multi_writer: bool = False) -> Verdict:
     """`was` is the primary until now, or empty.
 
     Two that say primary: the one that was stays, unless it is silent and exactly one other has a later
     timeline (it was promoted). Without one that was, the config's word decides, else nobody writes.
+    With `multi_writer` those that the config calls primary all write, each beside the others; one that merely
+    says so, such as a replica promoted by mistake, still doesn't.
     """
     claims = [n for n in nodes if n.role is Role.PRIMARY and (n.answering or n.health is not Health.DOWN)]
-    primary, alarm = _primary(claims, was)
-    unfit = {n.name: "second_primary" for n in nodes if n.role is Role.PRIMARY and n.name != primary and n in claims}
+    said = [n for n in claims if n.wanted == "primary"] if multi_writer else []
+    lead = [n for n in said if n.name == was] or [n for n in said if n.answering][:1]
+    primary, alarm = _primary(lead or claims, was)
+    writers = tuple(n.name for n in said)
+    unfit = {n.name: "second_primary" for n in claims if n.name != primary and n.name not in writers}
     system = next((n.system for n in nodes if n.name == primary), "")
     if system:
         for n in nodes:
             if n.role is Role.REPLICA and n.system and n.system != system:
                 unfit[n.name] = "other_system"
-    return Verdict(primary, unfit, alarm)
+    return Verdict(primary, unfit, alarm, writers)
 
 
 def _primary(claims: Sequence[Facts], was: str) -> tuple[str, str]:

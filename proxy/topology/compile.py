@@ -15,25 +15,31 @@ from .snapshot import NodeView, Snapshot
 
 
 def compile_snapshot(
-    nodes: Sequence[NodeView], *, primary: str, unfit: Collection[str], version: int, epoch: int
+    nodes: Sequence[NodeView],
+    *,
+    primary: str,
+    unfit: Collection[str],
+    version: int,
+    epoch: int,
+    writers: Collection[str] = (),
 ) -> Snapshot:
-    """`primary` may be empty; `unfit` names nodes that get no new work whatever their health.
+    """`primary` may be empty; `unfit` names nodes that get no new work whatever their health. `writers` may take
+    writes beside the primary while they are active, which the primary itself needn't be.
 
     Copies take new work only when active: a suspect one keeps what it has and gets nothing new.
     """
 
+    fit = [n for n in nodes if n.health is Health.ACTIVE and n.addresses and n.name not in unfit]
+
     def serving(role: Role) -> tuple[str, ...]:
-        return tuple(
-            n.name
-            for n in nodes
-            if n.role is role and n.health is Health.ACTIVE and n.addresses and n.name not in unfit
-        )
+        return tuple(n.name for n in fit if n.role is role)
 
     return Snapshot(
         version=version,
         epoch=epoch,
         nodes={n.name: n for n in nodes},
         primary=primary,
+        writers=tuple(n.name for n in nodes if n.name == primary or (n in fit and n.name in writers)),
         replicas=serving(Role.REPLICA),
         columnar=serving(Role.COLUMNAR),
         has_columnar=any(n.role is Role.COLUMNAR for n in nodes),

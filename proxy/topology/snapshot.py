@@ -55,6 +55,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, NodeView] = {}
     primary: str = ""
     """Name of the node that takes writes, or empty."""
+    writers: tuple[str, ...] = ()
+    """Nodes that take writes: the primary, and others beside it where the group has several writers."""
     replicas: tuple[str, ...] = ()
     """Replicas that may take new work."""
     columnar: tuple[str, ...] = ()

@@ -153,6 +153,21 @@ def test_only_active_and_fit_copies_serve() -> None:
     assert content(made) != content(compile_snapshot(nodes, primary="", unfit={"foreign"}, version=3, epoch=2))
 
 
+def test_writers_beside_the_primary_write_while_they_are_active() -> None:
+    nodes = [view(name, Role.PRIMARY, health) for name, health in zip("abcd", Health, strict=True)]
+    active, suspect = next(n.name for n in nodes if n.health is Health.ACTIVE), "b"
+    for writers, primary, expected in (
+        ((), "", ()),
+        ((), suspect, (suspect,)),
+        (tuple("abcd"), suspect, (active, suspect)),
+        (tuple("abcd"), "", (active,)),
+    ):
+        made = compile_snapshot(nodes, primary=primary, unfit=(), writers=writers, version=1, epoch=1)
+        assert made.writers == expected
+    made = compile_snapshot(nodes, primary="", unfit={active}, writers="abcd", version=1, epoch=1)
+    assert made.writers == ()
+
+
 def test_hosts_that_need_no_lookup() -> None:
     assert literal("10.1.2.3", 5432) == Address("10.1.2.3", 5432)
     assert literal("::1", 5432) == Address("::1", 5432)

@@ -167,6 +167,26 @@ def test_a_dead_primary_takes_no_writes_and_one_that_answers_again_does() -> Non
     assert judge([facts("a", Role.PRIMARY, health=SUSPECT, answering=False)], "a").primary == "a"
 
 
+def test_several_writers_where_the_group_may_have_them() -> None:
+    def verdict(was: str, *nodes: Facts) -> tuple[str, tuple[str, ...], dict[str, str], str]:
+        found = judge(nodes, was, multi_writer=True)
+        return found.primary, found.writers, found.unfit, found.alarm
+
+    a, b = (facts(name, Role.PRIMARY, wanted="primary", timeline=place) for place, name in enumerate("ab"))
+    promoted = facts("c", Role.PRIMARY)
+    silent = facts("a", Role.PRIMARY, wanted="primary", answering=False, health=SUSPECT)
+    dead = facts("a", Role.PRIMARY, wanted="primary", answering=False, health=DOWN)
+    assert verdict("", a, b) == ("a", ("a", "b"), {}, "")
+    assert verdict("b", a, b) == ("b", ("a", "b"), {}, "")
+    assert verdict("a", a, b, promoted) == ("a", ("a", "b"), {"c": "second_primary"}, "")
+    assert verdict("c", a, b, promoted) == ("a", ("a", "b"), {"c": "second_primary"}, "")
+    assert verdict("a", silent, b) == ("a", ("a", "b"), {}, "")
+    assert verdict("", silent, b) == ("b", ("a", "b"), {}, "")
+    assert verdict("a", dead, b) == ("b", ("b",), {}, "")
+    assert verdict("", promoted) == ("c", (), {}, "")
+    assert judge([a, b], "a").writers == ()
+
+
 def test_foreign_data_is_not_read() -> None:
     verdict = judge([facts("a", Role.PRIMARY), facts("b", Role.REPLICA, system="8")], "a")
     assert verdict.unfit == {"b": "other_system"}
