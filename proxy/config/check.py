@@ -13,10 +13,15 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from . import hba
-from .schema import Config, Node
+from .schema import Config, Node, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
-"""Of a node: it stands in metrics, log lines and keys of permits."""
+"""Of a node or rule: it stands in metrics, log lines and keys of permits."""
+_SHAPE = re.compile(r"[0-9a-f]{16}")
+MAX_KEY = 256
+"""Bytes of a consistency key."""
+_CONDITIONS = ("database", "user", "application_name", "table", "shape", "pattern")
+_RESULTS = ("route", "node", "consistency", "consistency_key", "priority", "timeout", "stale", "move_writes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield from _auth(config)
     yield from _health(config)
     yield from _admin(config)
+    yield from _rules(config)
 
 
 def _listen(config: Config) -> Iterator[Finding]:
@@ -222,3 +228,61 @@ def _admin(config: Config) -> Iterator[Finding]:
         for user in admin.users:
             if user not in config.users:
                 yield Finding(("admin", "users"), f"there is no [users.{user}]", warning=True)
+
+
+def _rules(config: Config) -> Iterator[Finding]:
+    everything = ""
+    for name, rule in config.rules.items():
+        key = ("rules", name)
+        if not _NAME.fullmatch(name):
+            yield Finding(key, "expected a name of up to 63 letters, digits, `_`, `-` and `.`")
+        if everything:
+            yield Finding(key, f"is never tried: `{everything}` before it holds for everything", warning=True)
+        elif not rule.shadow and all(getattr(rule, condition) is None for condition in _CONDITIONS):
+            everything = name
+        yield from _conditions(key, rule)
+        yield from _results(key, rule, config)
+
+
+def _conditions(key: tuple[str, ...], rule: Rule) -> Iterator[Finding]:
+    for condition in _CONDITIONS:
+        given = getattr(rule, condition)
+        if given is not None and (not given or "" in given):
+            yield Finding((*key, condition), "is empty, so it never holds; leave it out if everything is meant")
+    for shape in rule.shape or ():
+        if shape and not _SHAPE.fullmatch(shape):
+            yield Finding((*key, "shape"), f"expected 16 hexadecimal digits, not {shape!r}")
+    for pattern in filter(None, rule.pattern or ()):
+        try:
+            empty = re.compile(pattern).search("")
+        except (re.error, RecursionError, OverflowError) as error:
+            yield Finding((*key, "pattern"), f"not a regular expression: {error}: {pattern!r}")
+        else:
+            if empty:
+                yield Finding((*key, "pattern"), f"{pattern!r} is found in every text", warning=True)
+
+
+def _results(key: tuple[str, ...], rule: Rule, config: Config) -> Iterator[Finding]:
+    given = [result for result in _RESULTS if getattr(rule, result)]
+    if rule.reject:
+        for result in given:
+            yield Finding((*key, result), "isn't used: `reject` is set", warning=True)
+        return
+    if rule.final and not given:
+        yield Finding((*key, "final"), "the rule says nothing that could be final", warning=True)
+    roles = {node: settings.role for node, settings in config.nodes.items()}
+    if rule.node and rule.node not in roles:
+        yield Finding((*key, "node"), f"there is no [nodes.{rule.node}]")
+    elif rule.node and rule.route and roles[rule.node] not in ("auto", rule.route):
+        yield Finding((*key, "node"), f'`{rule.node}` is "{roles[rule.node]}", and `route` is "{rule.route}"')
+    elif rule.route and rule.route not in roles.values() and ("auto" not in roles.values() or rule.route == "columnar"):
+        yield Finding((*key, "route"), f'no node has `role` "{rule.route}"', warning=True)
+    if rule.consistency == "strong" and (rule.route in ("replica", "columnar") or rule.stale):
+        yield Finding((*key, "consistency"), '"strong" reads the primary, and the rule says otherwise')
+    if rule.consistency == "key" and not rule.consistency_key:
+        message = '"key" without `consistency_key` is "session" for clients that give no key'
+        yield Finding((*key, "consistency"), message, warning=True)
+    if rule.consistency_key and rule.consistency not in (None, "key"):
+        yield Finding((*key, "consistency_key"), f'isn\'t used: `consistency` is "{rule.consistency}"', warning=True)
+    if len(rule.consistency_key.encode()) > MAX_KEY:
+        yield Finding((*key, "consistency_key"), f"expected at most {MAX_KEY} bytes")

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from .schema import Config, Section
-from .settings import ROOT, Group, Setting, dotted, values
+from .settings import ROOT, Group, Setting, dotted, toml, values
 
 S = TypeVar("S", bound=Section)
 
@@ -29,7 +29,8 @@ class Change:
 
 
 def diff(old: Config, new: Config) -> Iterator[Change]:
-    """All changes in the order of the schema; of a section that came or went, each of its settings."""
+    """All changes in the order of the schema; of a section that came or went, each of its settings. The order of
+    rules counts too."""
     before = {path: (setting, value) for path, setting, value in values(old)}
     after = {path: (setting, value) for path, setting, value in values(new)}
     for path in dict.fromkeys([*before, *after]):
@@ -38,6 +39,9 @@ def diff(old: Config, new: Config) -> Iterator[Change]:
         now = after[path][1] if path in after else None
         if was != now:
             yield Change(dotted(path), setting.show(was), setting.show(now), setting.restart)
+    was, now = ([name for name in one if name in old.rules and name in new.rules] for one in (old.rules, new.rules))
+    if was != now:
+        yield Change("rules", toml(was), toml(now), False)
 
 
 def with_fixed(running: Config, wanted: Config) -> Config:

@@ -55,7 +55,7 @@ _EXAMPLE_PREFACE = """\
 """
 
 _UNITS = {"seconds": "duration", "bytes": "size"}
-_NAMED_EXAMPLES = {"nodes": "db1", "databases": "app", "users": "app", "services": "app"}
+_NAMED_EXAMPLES = {"nodes": "db1", "databases": "app", "users": "app", "services": "app", "rules": "reports"}
 _REQUIRED_EXAMPLES = {"host": "127.0.0.1"}
 
 
@@ -92,8 +92,9 @@ def example() -> str:
         if title:
             lines += [""]
             name = title.strip("[]").replace(NAME, _NAMED_EXAMPLES.get(title.strip("[]").split(".")[0], NAME))
-            # Databases and users shut others out once there is one, and a service needs nodes, so the example has none.
-            active = not title.startswith(("[databases.", "[users.", "[services."))
+            # Databases and users shut others out once there is one, a service needs nodes, and rules do something: the
+            # example has none.
+            active = not title.startswith(("[databases.", "[users.", "[services.", "[rules."))
             lines += [*_comment(_about(group)), f"{'' if active else '#'}[{name}]"]
         for setting in _settings(group):
             text = field_docs(group.cls)[setting.name] + _example_marks(setting)

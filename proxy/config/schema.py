@@ -27,6 +27,8 @@ Secret = Annotated[str, msgspec.Meta(extra={"secret": True})]
 File = Annotated[str, msgspec.Meta(extra={"path": "file"})]
 """A file that must be readable; a relative path in the configuration file starts at that file's directory."""
 Directory = Annotated[str, msgspec.Meta(extra={"path": "directory"})]
+Names = Annotated[tuple[str, ...], msgspec.Meta(extra={"single": True})]
+"""A list of which one may be written without brackets."""
 PoolMode = Literal["session", "transaction", "statement"]
 ClientTlsMode = Literal["disable", "allow", "require", "verify-ca", "verify-full"]
 Consistency = Literal["eventual", "session", "key", "global", "strong"]
@@ -208,6 +210,48 @@ class User(Section, frozen=True):
     """0 is the size of the database, or of `[pool]`."""
     max_clients: Count = 0
     """Most clients of this user over all workers; 0 is no limit."""
+
+
+class Rule(Section, frozen=True):
+    """`[rules.NAME]`: what is done with statements for which all its conditions hold. A condition is one string or a
+    list of which one must hold; `*` in a name stands for anything. The first rule that holds, in the order of the
+    file, decides; one without results makes an exception from those behind it. docs/routing.md says more.
+    """
+
+    database: Names | None = None
+    """Names by which clients connect."""
+    user: Names | None = None
+    """Names of clients' users."""
+    application_name: Names | None = None
+    """What clients call themselves."""
+    table: Names | None = None
+    """One of the tables in the text: as `name` in any schema, or as `schema.name` where the text says so."""
+    shape: Names | None = None
+    """Fingerprints of statements, as SHOW SHAPES prints them."""
+    pattern: Names | None = None
+    """Regular expressions (Python), looked for in the first 2 kB of a text without regard to case."""
+    route: Literal["primary", "replica", "columnar"] | None = None
+    """The kind of node; what is taken for a write stays on the primary (but see `move_writes`)."""
+    node: str = ""
+    """One node, by its name in `[nodes.NAME]`."""
+    consistency: Literal["eventual", "session", "key", "global", "strong"] | None = None
+    """Which writes a read must see."""
+    consistency_key: str = ""
+    """Whose writes, with `consistency` "key", where the client gives no key; up to 256 bytes."""
+    priority: Literal["low", "normal", "high"] | None = None
+    """Who goes first where statements wait."""
+    timeout: Seconds = 0.0
+    """A statement is cancelled after this, or earlier if a hint says so; 0 is no limit of its own."""
+    reject: str = ""
+    """Refuse the statement with this message."""
+    stale: bool = False
+    """Rather answer with old data, and count it, than wait or refuse when no node with newer data can take it."""
+    move_writes: bool = False
+    """Send also what is taken for a write to a replica where the rule, a hint or a setting says so."""
+    final: bool = False
+    """Hints and settings don't change what this rule says."""
+    shadow: bool = False
+    """Only count where the rule would have made a difference."""
 
 
 class AuthQuery(Section, frozen=True):
@@ -433,3 +477,4 @@ class Config(Section, frozen=True):
     databases: dict[str, Database] = {}
     users: dict[str, User] = {}
     services: dict[str, Service] = {}
+    rules: dict[str, Rule] = {}

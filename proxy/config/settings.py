@@ -41,14 +41,16 @@ class Setting:
     secret: bool
     path: str
     """`file`, `directory` or empty."""
+    single: bool = False
+    """A list of which one may be written without brackets."""
 
     def allowed(self) -> str:
         """What may be written, as the end of "expected ..."."""
-        return _allowed(self.type, self.unit)
+        return ("a string or " if self.single else "") + _allowed(self.type, self.unit)
 
     def read(self, value: object) -> Any:
         """The value behind what TOML gave; ValueError says what was expected."""
-        result = _read(self.type, self.unit, value)
+        result = _read(self.type, self.unit, [value] if self.single and isinstance(value, str) else value)
         if result is None:
             raise ValueError(f"expected {self.allowed()}")
         return result
@@ -91,7 +93,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A table of sections under names of the user's choice (`nodes`, `databases`, `users`, `services`)."""
+    """A table of sections under names of the user's choice (`nodes`, `databases`, `users` ...)."""
 
     name: str
     item: Group
@@ -250,6 +252,7 @@ def _entry(field: inspect.Field) -> Entry:
         restart=extra.get("restart", False),
         secret=extra.get("secret", False),
         path=extra.get("path", ""),
+        single=extra.get("single", False),
     )
 
 

@@ -16,6 +16,10 @@ def findings(tree: dict) -> list[Finding]:
     return list(check(msgspec.convert(tree, Config)))
 
 
+def rule(**given: object) -> dict:
+    return {"rules": {"r": given}}
+
+
 @dataclass
 class Case:
     key: str
@@ -85,6 +89,26 @@ CASES = [
     Case("health.sample_interval", "without a pause", {"health": {"sample_interval": 0}}),
     Case("admin.port", "`listen.port`", {"admin": {"port": 6432}}),
     Case("admin.users", "[users.ops]", {"admin": {"users": ["app", "ops"]}}, True),
+    Case("rules.a/b", "expected a name", {"rules": {"a/b": {"reject": "no"}}}),
+    Case("rules.b", "never tried: `a`", {"rules": {"a": {"route": "primary"}, "b": {"user": ["u"]}}}, True),
+    Case("rules.r.user", "is empty", rule(user=[])),
+    Case("rules.r.table", "is empty", rule(table=["a", ""])),
+    Case("rules.r.shape", "16 hexadecimal digits, not 'xy'", rule(shape=["0123456789abcdef", "xy"])),
+    Case("rules.r.pattern", "not a regular expression: missing )", rule(pattern=["a", "(b"])),
+    Case("rules.r.pattern", "'a*' is found in every text", rule(pattern=["a*"]), True),
+    Case("rules.r.route", "isn't used: `reject`", rule(route="primary", reject="no"), True),
+    Case("rules.r.final", "says nothing", rule(user=["u"], final=True), True),
+    Case("rules.r.node", "there is no [nodes.db2]", rule(node="db2")),
+    Case("rules.r.node", '`db1` is "primary", and `route` is "replica"', rule(node="db1", route="replica") | {
+        "nodes": {"db1": {"host": "a", "role": "primary"}}}),
+    Case("rules.r.route", 'no node has `role` "columnar"', rule(route="columnar"), True),
+    Case("rules.r.route", 'no node has `role` "replica"', rule(route="replica") | {
+        "nodes": {"db1": {"host": "a", "role": "primary"}}}, True),
+    Case("rules.r.consistency", "reads the primary", rule(consistency="strong", route="replica")),
+    Case("rules.r.consistency", "reads the primary", rule(consistency="strong", stale=True)),
+    Case("rules.r.consistency", 'is "session" for clients', rule(consistency="key"), True),
+    Case("rules.r.consistency_key", "isn't used", rule(consistency="global", consistency_key="k"), True),
+    Case("rules.r.consistency_key", "at most 256 bytes", rule(consistency="key", consistency_key="я" * 129)),
 ]  # fmt: skip
 
 
@@ -102,6 +126,11 @@ def test_several_primaries_where_the_group_allows_them():
     nodes = {name: {"host": name, "role": "primary"} for name in "ab"}
     services = {"s": {"nodes": ["b", "a"], "selector": "hash", "by": "user", "reconnect": ["notify", "failback"]}}
     assert findings({"group": {"multi_writer": True}, "nodes": nodes, "services": services}) == []
+
+
+def test_rules_with_nothing_wrong():
+    shadow = {"shadow": True, "reject": "no"}
+    assert findings({"rules": {"a": shadow, "b": {"user": ["u"]}, "c": {"node": "db1", "route": "replica"}}}) == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.key}: {case.part}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.config.diff import Change, diff, with_fixed
-from proxy.config.schema import Admin, ClientTls, Config, Listen, Node, PoolSettings, User
+from proxy.config.schema import Admin, ClientTls, Config, Listen, Node, PoolSettings, Rule, User
 
 
 def test_changes_say_old_new_and_restart():
@@ -27,6 +27,12 @@ def test_a_section_that_comes_and_goes():
         *(f'nodes."b c".{name}' for name in ("host", "port", "role", "max_connections", "service", "weight", "zone")),
     ]
     assert not any(change.restart for change in changes)
+
+
+def test_the_order_of_rules_counts():
+    a, b = Rule(reject="a"), Rule(reject="b")
+    [change] = diff(Config(rules={"a": a, "b": b}), Config(rules={"b": b, "a": a}))
+    assert change == Change("rules", '["a", "b"]', '["b", "a"]', False)
 
 
 def test_secrets_are_not_shown():

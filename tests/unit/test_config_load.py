@@ -129,6 +129,11 @@ def test_selectors_are_numbers_or_words(write, selector: str):
         ),
         ("[services.s]\nselector = true\n", "pgtrident.toml:2: services.s.selector: expected 0, a number up to 999"),
         ('[services.s]\nreconnect = ["failover"]\n', "pgtrident.toml:2: services.s.reconnect: expected a list of "),
+        ("[rules.r]\nuser = 1\n", "pgtrident.toml:2: rules.r.user: expected a string or a list of strings, not 1"),
+        (
+            '[rules.r]\nroute = "x"\n',
+            'pgtrident.toml:2: rules.r.route: expected one of "columnar", "primary", "replica"',
+        ),
         ("[pool\n", "pgtrident.toml:1: not TOML: "),
         ("a = 1\na = 2\n", "pgtrident.toml:2: not TOML: "),
     ],
@@ -308,6 +313,13 @@ def test_a_service_completes_a_node(write):
     ]
     file = write(odd + NODE)
     assert "pgtrident.toml:2: nodes.b.service: needs `server.servicefile`" in problems(read(file, environ={}), file)
+
+
+def test_rules_keep_their_order_and_one_condition_needs_no_brackets(write):
+    file = write('[rules.b]\nuser = "u"\n[rules.a]\ntable = ["x", "y"]\ntimeout = "5s"\n' + NODE)
+    config = load(file, environ={})
+    assert list(config.rules) == ["b", "a"]
+    assert (config.rules["b"].user, config.rules["a"].table) == (("u",), ("x", "y"))
 
 
 def test_the_rules_of_a_file_are_tried(write):

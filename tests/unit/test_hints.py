@@ -114,6 +114,8 @@ def test_comments_in_front_and_behind_count(text: bytes, body: bytes) -> None:
         b"/* pgtrident: route=primary",
         b"/*/ pgtrident: route=primary",
         b"SELECT 1 " + HINT + b" x",
+        b"SELECT 1 " + HINT + b" + 1 -- */",
+        b"--" + b" " * (hints.MAX_COMMENTS - 2) + HINT + b"\nSELECT 1",
         b"/*" + b" " * hints.MAX_COMMENTS + HINT[2:] + b" SELECT 1",
         b"SELECT " + b"1," * hints.MAX_TEXT + b"1" + HINT,
         b"SELECT " + b"( " * hints.MAX_TOKENS + b"$$$$" + HINT,
