@@ -1,4 +1,4 @@
-"""The tables that a text names."""
+"""The tables that a text names, and its shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.sql.classify import MAX_PARSED
-from proxy.sql.tables import tables
+from proxy.sql.facts import shape, tables
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,20 @@ def test_tables(sql: str, want: str) -> None:
     assert {".".join(filter(None, name)) for name in tables(sql.encode())} == set(want.split())
 
 
+def test_shape() -> None:
+    assert shape(b"SELECT a FROM t WHERE b = 1") == shape(b"select a from t where b = 22 -- x") != ""
+    assert shape(b"DELETE FROM t WHERE b = 1") not in ("", shape(b"SELECT a FROM t WHERE b = 1"))
+
+
+@pytest.mark.parametrize(
+    "sql", ["", "SELECT FROM WHERE", "SELECT 1\0", "SELECT " + "(" * 5000, "SELECT " + "1+" * 3000]
+)
+def test_no_shape(sql: str) -> None:
+    assert shape(sql.encode()) == ""
+
+
 @given(st.binary())
 def test_nothing_makes_it_raise(sql: bytes) -> None:
     tables(sql)
     tables(b"SELECT * FROM " + sql)
+    shape(sql)
