@@ -94,6 +94,12 @@ class CannotFollow(TridentError):
     sqlstate = "0A000"
 
 
+class Rejected(TridentError):
+    """A rule of the configuration says that such a statement is not to run."""
+
+    sqlstate = "42501"
+
+
 class Terminated(TridentError):
     """The proxy ends this client (shutdown, time-out, administrator)."""
 

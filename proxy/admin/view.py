@@ -34,9 +34,9 @@ class ControllerView(Protocol):
 
     def nodes(self) -> Sequence[Row]:
         """One row a configured node: `name`, `host`, `port`, `role`, `health`, `address` (in use, or
-        empty), `lag_bytes` (int or None), `since` (Unix seconds of the last change of health), `cause`
-        (why it has this health), `probes` and `probe_failures` (totals), `server_version`. A key that is
-        not known may be missing or None."""
+        empty), `lag_bytes`, `lag_seconds`, `weight` (share of its reads by its lag, in percent), `since` (Unix
+        seconds of the last change of health), `cause` (why it has this health), `probes` and `probe_failures`
+        (totals), `server_version`. A key that is not known may be missing or None."""
         ...
 
     def shapes(self) -> Sequence[Row]:

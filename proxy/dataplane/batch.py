@@ -146,13 +146,15 @@ class Batches:
                 assert isinstance(statement, Statement)
                 texts.add(op.name)
                 unit.named = unit.named or bool(op.name)
-                client.join(unit, statement.classification)
+                client.join(unit, statement.classification, statement.sql, statement.split)
             elif op.kind == frontend.BIND or (op.kind == frontend.DESCRIBE and op.target == 0x53):
                 if op.name not in texts:
                     unit.named = True
                     known = names.named.get(op.name) if op.name else names.unnamed
-                    client.join(unit, known.classification if known is not None else EMPTY)
-                    if known is not None:
+                    if known is None:
+                        client.join(unit, EMPTY, b"")
+                    else:
+                        client.join(unit, known.classification, known.sql, known.split)
                         unit.bound_text = known.sql, known.oids
             elif op.kind == frontend.CLOSE:
                 unit.named = True
@@ -178,7 +180,7 @@ class Batches:
         quiet = _is_quiet(server)
         compiler = self._compiler_for(server)
         owed = Owed(client, wrote=wrote, extended=True)
-        owed.key = client.key_slot
+        client.obey(owed, unit)
         owed.ddl = unit.may_be_ddl or client.ddl_open
         owed.unit = unit
         owed.steps = []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import CannotFollow, NoNode, ProtocolViolation, Terminated, TridentError
+from ..errors import CannotFollow, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
 from ..routing.consistency import LEVELS, Token, read_token
 from ..routing.router import Hold
@@ -23,6 +23,7 @@ from ..session import rules
 from ..session.prepared import ClientStatements, Statement, take_names
 from ..session.state import State
 from ..session.wishes import CONSISTENCY, KEY, NONE, TOKEN, divide, shown_sql
+from ..sql.hints import MARK, Hints, Split, of_settings
 from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
@@ -66,6 +67,8 @@ _NAMED = B_SYNC | B_NAMED
 """Forms of a usual unit: a Query, a batch of the unnamed statement, a batch that binds a named one."""
 
 
+MAX_TOLD = 100
+"""Ignored hints that a client is told of."""
 _TOO_LONG = {"fallback_share": "no replica can serve this read, and too many read on the primary already"}
 """What is said of a unit whose wait was in vain, by the reason of its hold."""
 
@@ -97,7 +100,13 @@ class Client(Sink, Waiter):
         self.key_slot = -1
         """The board's slot of its consistency key."""
         self.wishes: Mapping[str, str] = NONE
-        """Its `pgtrident.*` settings."""
+        """Its `pgtrident.*` settings ..."""
+        self.asked: Hints | None = None
+        """... and what they ask for."""
+        self._ignored: set[str] = set()
+        self.policies = worker.policies.of_client(login.database, login.user, login.params.get("application_name", ""))
+        self.unruled = self.policies.plain
+        """No rule can hold for it, and its settings say nothing but what its reads have to see."""
         self.names = ClientStatements()
         self.state: State = self.startup_state
         self.pins: frozenset[str] = rules.SESSION_PINS if settings.mode == "session" else rules.NO_PINS
@@ -212,11 +221,15 @@ class Client(Sink, Waiter):
         if not self._gate:
             kind = data[0]
             if kind == 0x51:
-                if is_query(data) and self._at_once(_QUERY, data, self._classifier.classify(data[5:-1])):
+                if (
+                    is_query(data)
+                    and MARK not in data
+                    and self._at_once(_QUERY, data, self._classifier.classify(data[5:-1]))
+                ):
                     return
             elif kind == 0x50 or kind == 0x42:
                 form = scan_batch(data)
-                if form == _PLAIN:
+                if form == _PLAIN and MARK not in data:
                     last = self.names.unnamed
                     if last is not None and data.startswith(last.unnamed):
                         classification = last.classification  # the same text again
@@ -226,7 +239,11 @@ class Client(Sink, Waiter):
                         return
                 elif form == _NAMED:
                     statement = self.names.named.get(bound_name(data))
-                    if statement is not None and self._at_once(form, data, statement.classification):
+                    if (
+                        statement is not None
+                        and statement.split is None
+                        and self._at_once(form, data, statement.classification)
+                    ):
                         return
         self._slow(data)
 
@@ -235,7 +252,7 @@ class Client(Sink, Waiter):
         needs more than that; the general way then takes it."""
         if self.binding is not None:
             classification = self._bound(self.binding, classification)
-        if not classification.quick or not self._readable:
+        if not classification.quick or not self._readable or not self.unruled:
             return False
         server = self.server
         if server is not None:
@@ -565,19 +582,44 @@ class Client(Sink, Waiter):
             return classification
         return bound
 
-    def join(self, unit: Unit, classification: Classification) -> None:
+    def join(self, unit: Unit, classification: Classification, text: bytes, split: Split | None = None) -> None:
+        """One more text of a unit; `split` if it has a hint."""
         if self.binding is not None:
             classification = self._bound(self.binding, classification)
         unseen = not classification.plain and Effect.UNKNOWN_CODE in classification.effects
         unit.join(classification, unseen and self.worker.trust.holds((self.settings.dbname, classification)))
+        if split is None and self.unruled:
+            return
+        hints = None
+        if split is not None:
+            text, hints = split.body, split.hints
+            if hints.after:
+                self._take_token(hints.after)
+        decision = self.policies.decide(text if self._readable else b"", classification, hints, self.asked)
+        if decision.noted or (hints is not None and hints.ignored):
+            self.worker.note_decision(self, decision, hints)
+        policy = decision.policy
+        unit.policy = policy if unit.policy is None else self.policies.owner.join(unit.policy, policy)
+
+    def join_text(self, unit: Unit, text: bytes) -> None:
+        """The text of a Query."""
+        split = self._split(text)
+        classification = self.classify(split.body if split is not None else text)
+        if split is not None and classification.name:
+            classification = self.classify(text)  # its name is looked for in the text itself
+        self.join(unit, classification, text, split)
+
+    def _split(self, text: bytes) -> Split | None:
+        """The text without its hint; None if it has none."""
+        return self.worker.splitter.split(text) if MARK in text and self._readable else None
 
     def _query(self, raw: bytes) -> None:
         if self.batches.begun:
             self.batches.hold_back(raw)
             return
         unit = Unit(Kind.QUERY, raw)
-        classification = self.classify(frontend.query_text(raw))
-        self.join(unit, classification)
+        self.join_text(unit, frontend.query_text(raw))
+        classification = unit.classified[0]
         unit.named = bool(classification.name)
         if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
             self.worker.pools.leave_databases(raw[:MAX_COMMAND])
@@ -586,9 +628,12 @@ class Client(Sink, Waiter):
     def read_statement(self, op: Op) -> None:
         """Give a Parse its Statement."""
         if op.kind == frontend.PARSE:
-            classification = self.classify(op.sql)
+            split = self._split(op.sql)
+            classification = self.classify(split.body if split is not None else op.sql)
+            if classification.name:
+                classification = self.classify(op.sql)
             context = self.apart() if op.moved else self.meaning()
-            op.statement = self.worker.statements.intern(op.sql, op.oids, context, classification)
+            op.statement = self.worker.statements.intern(op.sql, op.oids, context, classification, split)
 
     def _reread(self) -> None:
         """Parameters that decide how texts are read have changed."""
@@ -639,6 +684,9 @@ class Client(Sink, Waiter):
 
     def begin(self, unit: Unit) -> None:
         """Send a unit if it can be sent, else park it."""
+        if unit.policy is not None and unit.policy.reject:
+            self._refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
+            return
         server = self.server
         if server is None:
             self._route(unit)
@@ -833,7 +881,7 @@ class Client(Sink, Waiter):
         if server.pool.is_primary():
             # What the server went back to may be another default than the client was told.
             for name, value in server.reported.items():
-                if name not in NODE_VIEW and self._told(name, value):
+                if name not in NODE_VIEW and self._hears(name, value):
                     server.pool.welcomes.clear()
         if unit is not None:
             self.transmit(server, unit)
@@ -893,7 +941,7 @@ class Client(Sink, Waiter):
             self.batches.send(server, unit, wrote)
             return
         owed = Owed(self, wrote=wrote)
-        owed.key = self.key_slot
+        self.obey(owed, unit)
         owed.ddl = unit.may_be_ddl or self.ddl_open
         owed.unit = unit
         raw = unit.raw
@@ -906,6 +954,26 @@ class Client(Sink, Waiter):
         server.send(raw, owed)
         if self._stream:
             self.barrier = False
+
+    def obey(self, owed: Owed, unit: Unit) -> None:
+        """What a unit's policy says of its answer."""
+        policy = unit.policy
+        owed.key = self.key_slot
+        if policy is not None:
+            if policy.key:
+                owed.key = self.worker.key_slot(self, policy.key)
+            if policy.timeout and self.server is not None:
+                self.worker.loop.call_later(policy.timeout, self.server.pool.expire, self.server, owed)
+
+    def tell_ignored(self, ignored: tuple[str, ...]) -> None:
+        """What hints and settings ask for in vain: told once, to those who want to know."""
+        server = self.server
+        if self.asked is None or not self.asked.debug or (server is not None and server.owed):
+            return
+        for text in ignored:
+            if text not in self._ignored and len(self._ignored) < MAX_TOLD:
+                self._ignored.add(text)
+                self.write(build.notice(f"pgtrident ignored {text}"))
 
     def _rename_in_query(self, server: Server, unit: Unit, owed: Owed) -> bytes:
         """SQL DEALLOCATE and EXECUTE of a name that the client made by Parse: the server knows it by
@@ -1010,10 +1078,12 @@ class Client(Sink, Waiter):
         self.shown = {**self.shown, name: value}
         if name in ("client_encoding", "standard_conforming_strings"):
             self._reread()
+        elif name == "application_name":
+            self.rule()
         self.audit.note_parameter(name)
         return value
 
-    def _told(self, name: str, value: str) -> bool:
+    def _hears(self, name: str, value: str) -> bool:
         """A reported parameter has this value now; the client hears of it if it had another one."""
         if not self.ready or self.shown.get(name) == value:
             return False
@@ -1163,6 +1233,17 @@ class Client(Sink, Waiter):
         if self.level == "key" and not key:
             self.level = "session"
         self.key_slot = self.worker.key_slot(self, key) if key else -1
+        self.asked = of_settings(wishes)
+        self.rule()
+
+    def rule(self) -> None:
+        """Its settings, its application's name or the configuration have changed."""
+        worker, login = self.worker, self.login
+        name = self.shown.get("application_name", login.params.get("application_name", ""))
+        self.policies = worker.policies.of_client(login.database, login.user, name)
+        asked = self.asked
+        beyond = asked is not None and (asked.route or asked.node or asked.priority or asked.timeout or asked.ignored)
+        self.unruled = self.policies.plain and not beyond
 
     def _take_token(self, text: str) -> None:
         """What another session has written and seen is to be seen by this one. On another timeline positions mean

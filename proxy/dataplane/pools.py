@@ -22,7 +22,7 @@ from ..wire import build
 from ..wire.auth import Credentials
 from ..wire.codes import IDLE
 from .connect import cancel, dial, tls_mode
-from .server import NODE_VIEW, Server
+from .server import NODE_VIEW, Owed, Server
 from .waiter import Waiter
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_WELCOMES = 1_000
 """Sets of startup settings whose reported parameters are remembered, per pool."""
 MAX_POOLS = 10_000
+EXPIRE_AGAIN = 0.05
+"""Seconds until a unit whose time is up is looked at again, while others run before it."""
 _PATIENT = frozenset(("53300", "57P03", "53400", "55006"))
 """Answers to a login that mean "not now": the waiters wait on, the dial is tried again."""
 _WRONG_PASSWORD = "28P01"
@@ -239,6 +241,16 @@ class ServerPool:
     def ddl_ended(self) -> None:
         """DDL has ended on a server, or may have, and its client can't tell any more."""
         self.pools.worker.catalogues.changed(self.database)
+
+    def expire(self, server: Server, owed: Owed) -> None:
+        """The time that a hint or rule gives a unit is up: it is cancelled, once it is the one at work."""
+        if server.closed or owed not in server.owed:
+            return
+        if server.owed.head is owed:
+            self.counters.query_timeouts += 1
+            self.cancel(server)
+        else:
+            self.pools.worker.loop.call_later(EXPIRE_AGAIN, self.expire, server, owed)
 
     def cancel(self, server: Server) -> None:
         """Ask the node to cancel what runs on a server. Until that is through, the server is not

@@ -102,7 +102,7 @@ class Rerun:
         client = self._client
         if is_query(self.raw):
             unit = Unit(Kind.QUERY, self.raw)
-            client.join(unit, client.classify(frontend.query_text(self.raw)))
+            client.join_text(unit, frontend.query_text(self.raw))
             return unit
         unit = Unit(Kind.BATCH)
         unit.ops = split_batch(self.raw)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from enum import Enum
 
+from ..routing.policy import Policy
 from ..sql.model import DDL, Class, Classification, Effect
 from ..wire import frontend
 from ..wire.frontend import Op
@@ -44,6 +45,7 @@ class Unit:
     """A unit on its way that could not go the fast way.
 
     Attributes:
+        policy: what hints, settings and rules say of it; None where nobody says anything.
         raw: the message, for QUERY and CALL (of a streamed one: its beginning).
         ops: the messages of a BATCH.
         synced: whether a BATCH ends with Sync.
@@ -69,6 +71,7 @@ class Unit:
         "mark",
         "named",
         "ops",
+        "policy",
         "raw",
         "reads_wishes",
         "refused",
@@ -95,6 +98,7 @@ class Unit:
         self.settings: frozenset[str] = frozenset()
         self.resets = False
         self.named = False
+        self.policy: Policy | None = None
         self.reads_wishes = False
         self.retried = False
         self.refused = ""

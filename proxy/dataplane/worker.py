@@ -40,12 +40,14 @@ from ..ipc.messages import (
 )
 from ..metrics.counters import WorkerCounters
 from ..routing.balance import Balancer
-from ..routing.consistency import ANY, TOKEN_WAIT, Fallbacks, Token, patience, token_text
+from ..routing.consistency import ANY, MOVE_WAIT, TOKEN_WAIT, Fallbacks, Token, patience, token_text
+from ..routing.policy import DEFAULT, Decision, Policies, Policy
 from ..routing.router import FALLBACKS, Hold, Route, Router
 from ..session.prepared import Statements
 from ..session.state import States
 from ..session.trust import Trust
 from ..sql.classify import Classifier
+from ..sql.hints import Hints, Splitter
 from ..sql.model import Class, Classification
 from ..topology.model import Health, Role
 from ..topology.snapshot import Freshness, NodeView, Snapshot
@@ -115,6 +117,9 @@ class Worker:
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self.classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
         self.router = self._new_router()
+        routing = self.config.routing
+        self.policies = Policies(self.config)
+        self.splitter = Splitter(routing.cache_entries // 4, routing.cache_bytes // 4)
         self.now = clock.now()
         """The clock as of the last pass of upkeep: near enough for idle times, and free."""
         self.pools = Pools(self)
@@ -254,6 +259,9 @@ class Worker:
 
     def _reconfigure(self, config: Config) -> None:
         self.config = config
+        self.policies = Policies(config)
+        for client in self.clients.values():
+            client.rule()
         self._acceptor.forget_users()
         self.pools.reconfigured()
         self._publish(self.snapshot)
@@ -518,13 +526,25 @@ class Worker:
             return ""
         return token_text(freshness.timeline, max(token.lsn, freshness.sampled_lsn))
 
-    def _token(self, client: Client, level: str, mark: int) -> Token:
-        """What a read of this client has to see."""
+    def note_decision(self, client: Client, decision: Decision, hints: Hints | None) -> None:
+        """Count what rules did, and what was asked for in vain."""
+        counters = self.counters
+        if decision.rule:
+            counters.ruled(decision.rule, "held")
+        for shadow in decision.shadows:
+            counters.ruled(shadow.rule, "differs" if shadow.differs else "same")
+        ignored = decision.ignored + (hints.ignored if hints is not None else ())
+        if ignored:
+            counters.hints_ignored += 1
+            client.tell_ignored(ignored)
+
+    def _token(self, client: Client, level: str, mark: int, slot: int) -> Token:
+        """What a read of this client has to see; `slot` of the consistency key."""
         if level == "session":
             return client.token
         if level == "key":
-            if client.key_slot >= 0 and self._board is not None:
-                return client.token.with_others(self._board.latest(client.key_slot), self._board.reads(client.key_slot))
+            if slot >= 0 and self._board is not None:
+                return client.token.with_others(self._board.latest(slot), self._board.reads(slot))
             return client.token.with_others(mark, [])
         if level == "global":
             return client.token.with_others(mark, [])
@@ -569,8 +589,8 @@ class Worker:
                 cls,
                 split=settings.split,
                 known=not reads or self.catalogues.believed(client),
-                strong=level == "strong",
-                token=self._token(client, level, 0) if reads else ANY,
+                strong="strong" if level == "strong" else "",
+                token=self._token(client, level, 0, client.key_slot) if reads else ANY,
                 columnar_able=False,
                 load=client.load_of,
             )
@@ -590,6 +610,11 @@ class Worker:
         able = False
         cls = unit.cls
         settings = client.settings
+        policy = unit.policy or DEFAULT
+        if policy.route == "replica" and cls is not Class.SESSION:
+            cls = Class.READ
+        elif policy.route == "columnar" and cls is Class.READ:
+            cls = Class.ANALYTIC
         if cls is Class.ANALYTIC and settings.split and self.snapshot.has_columnar:
             known = self.capabilities.able(client, unit)
             if known is None:
@@ -605,12 +630,13 @@ class Worker:
                 self.need_freshness(unit.mark, waits=True)
                 return Hold("token_unknown", TOKEN_WAIT)
         reads = cls is Class.READ or cls is Class.ANALYTIC
-        level = client.analytic_level if able else client.level
+        level = policy.consistency or (client.analytic_level if able else client.level)
         token = ANY
         if reads and not greets:
             if not unit.mark:
                 unit.mark = self.clock.boot_ns()
-            token = self._token(client, level, unit.mark)
+            slot = self.key_slot(client, policy.key) if policy.key else client.key_slot
+            token = self._token(client, level, unit.mark, slot)
         route: Route | None = None
         error: NoNode | None = None
         try:
@@ -618,17 +644,22 @@ class Worker:
                 cls,
                 split=settings.split,
                 known=greets or not reads or self.catalogues.believed(client),
-                strong=level == "strong",
+                strong=_primary_for(policy, level),
                 token=token,
                 columnar_able=able,
                 load=client.load_of,
+                node=policy.node,
+                node_reason=policy.reason,
             )
         except NoNode as refusal:
             error = refusal
-        if token is not ANY and not unit.waited and (route is None or route.reason in _RATHER_WAITED):
+        missed = bool(policy.node) and route is not None and self.router.misses(policy.node, route)
+        if token is not ANY and not unit.waited and (route is None or missed or route.reason in _RATHER_WAITED):
             furthest = self.router.could_wait(cls, able)
             if route is not None and not furthest:
                 seconds = 0.0
+            elif missed:
+                seconds = MOVE_WAIT
             else:
                 wait = self.config.routing.causal_wait
                 seconds = patience(token, level, wait, self.clock.boot_ns(), furthest)
@@ -639,6 +670,9 @@ class Worker:
             assert error is not None
             raise error
         fell = reads and route.reason in FALLBACKS and self.router.has_replicas
+        if fell and policy.stale and (old := self.router.stale(client.load_of)) is not None:
+            self.counters.stale_reads += 1
+            route, fell = old, False
         if not self._count_read(reads, fell):
             return Hold("fallback_share")
         self.counters.routed(route.node, route.reason)
@@ -707,6 +741,13 @@ class Worker:
                     client.waited()
                 else:
                     client.refused(error)
+
+
+def _primary_for(policy: Policy, level: str) -> str:
+    """The reason why a read is to be on the primary; "" if there is none."""
+    if policy.route == "primary":
+        return policy.reason
+    return "strong" if level == "strong" else ""
 
 
 def _generations(snapshot: Snapshot) -> dict[str, int]:

@@ -41,6 +41,8 @@ SNAPSHOT = Metric("snapshot_version", "gauge", "Version of the last snapshot pub
 NODE_HEALTH = Metric("node_health", "gauge", "1 for the health that a node has, else 0.", ("node", "role", "health"))
 NODE_SERVING = Metric("node_serving", "gauge", "1 if a node may take new work, else 0.", ("node",))
 NODE_LAG = Metric("node_lag_bytes", "gauge", "WAL that a copy has not replayed yet.", ("node",))
+NODE_LAG_SECONDS = Metric("node_lag_seconds", "gauge", "How long a copy is behind the primary.", ("node",))
+NODE_WEIGHT = Metric("node_weight", "gauge", "Share of its reads that a copy gets by its lag, in percent.", ("node",))
 NODE_SINCE = Metric("node_since_timestamp_seconds", "gauge", "When a node's health last changed.", ("node",))
 NODE_PROBES = Metric("node_probes", "counter", "Probes of a node.", ("node",))
 NODE_PROBE_FAILURES = Metric("node_probe_failures", "counter", "Probes of a node that failed.", ("node",))
@@ -52,6 +54,8 @@ FLEET = (
     NODE_HEALTH,
     NODE_SERVING,
     NODE_LAG,
+    NODE_LAG_SECONDS,
+    NODE_WEIGHT,
     NODE_SINCE,
     NODE_PROBES,
     NODE_PROBE_FAILURES,
@@ -59,6 +63,7 @@ FLEET = (
 """What the controller knows itself."""
 
 ROUTES = Metric("routes", "counter", "Units by the node they went to and the reason.", ("node", "reason"))
+RULES = Metric("rules", "counter", "Texts for which a rule held, by what came of it.", ("rule", "result"))
 _CLASSIFICATIONS = Metric("classifications", "counter", "Classifications by cache result.", ("result",))
 _UNITS = Metric("units", "counter", "Units routed, by class.", ("class",))
 
@@ -86,6 +91,12 @@ WORKER: dict[str, Source] = {
     "pinned_current": Source(Metric("pinned_current", "gauge", "Clients tied to a server beyond their transaction.")),
     "reruns": Source(Metric("reruns", "counter", "Reads run again on the primary because a standby had refused them.")),
     "reparses": Source(Metric("reparses", "counter", "Batches run again because a plan had gone stale.")),
+    "hints_ignored": Source(
+        Metric("hints_ignored", "counter", "Hints and settings that were not understood or could not be obeyed.")
+    ),
+    "stale_reads": Source(
+        Metric("stale_reads", "counter", "Reads answered by a copy that may be older than they asked for, by a rule.")
+    ),
     "pauses": Source(Metric("pauses", "counter", "Times that reading stopped because the other side was slow.")),
 }
 
@@ -132,6 +143,6 @@ POOL: dict[str, Source] = {
 
 def all_metrics() -> tuple[Metric, ...]:
     """Every family once, in the order of the page."""
-    families = [*FLEET, *(source.metric for source in WORKER.values()), ROUTES]
+    families = [*FLEET, *(source.metric for source in WORKER.values()), ROUTES, RULES]
     families.extend(source.metric for source in POOL.values())
     return tuple(dict.fromkeys(families))

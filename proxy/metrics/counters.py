@@ -52,6 +52,12 @@ class WorkerCounters:
     """Batches run again, with their statements parsed anew, because a plan had gone stale."""
     pauses: int = 0
     """Times that reading from one side stopped because the other was slow."""
+    hints_ignored: int = 0
+    """Hints and settings `pgtrident.*` that were not understood, or could not be obeyed."""
+    stale_reads: int = 0
+    """Reads that a copy answered which may not hold what they had to see, as a rule allows."""
+    rules: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Texts by (rule, what it did: `held`, or of a shadow rule `same` or `differs`)."""
     routes: dict[tuple[str, str], int] = field(default_factory=dict)
     """Units by (node, reason code); both come from fixed sets, which bounds it."""
 
@@ -60,11 +66,19 @@ class WorkerCounters:
         key = (node, reason)
         self.routes[key] = self.routes.get(key, 0) + 1
 
+    def ruled(self, rule: str, result: str) -> None:
+        """Count what a rule did."""
+        key = (rule, result)
+        self.rules[key] = self.rules.get(key, 0) + 1
+
     def as_dict(self) -> dict[str, int]:
-        """All plain fields, and `route:<node>:<reason>` for the routes (a reason has no colon)."""
+        """All plain fields, `route:<node>:<reason>` for the routes and `rule:<rule>:<result>` for the rules (reason
+        and result have no colon)."""
         values = {name: getattr(self, name) for name in WORKER_FIELDS}
         for (node, reason), count in self.routes.items():
             values[f"route:{node}:{reason}"] = count
+        for (rule, result), count in self.rules.items():
+            values[f"rule:{rule}:{result}"] = count
         return values
 
 
@@ -119,7 +133,7 @@ class PoolCounters:
         return {name: getattr(self, name) for name in POOL_FIELDS}
 
 
-WORKER_FIELDS = tuple(f.name for f in fields(WorkerCounters) if f.name != "routes")
+WORKER_FIELDS = tuple(f.name for f in fields(WorkerCounters) if f.name not in ("routes", "rules"))
 POOL_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(PoolCounters))
 POOL_GAUGES = frozenset(
     (

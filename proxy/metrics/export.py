@@ -83,6 +83,8 @@ def _fill(page: _Page, scrape: Scrape) -> None:
         page.add(catalog.NODE_SERVING, name in scrape.serving, node=name)
         for metric, key in (
             (catalog.NODE_LAG, "lag_bytes"),
+            (catalog.NODE_LAG_SECONDS, "lag_seconds"),
+            (catalog.NODE_WEIGHT, "weight"),
             (catalog.NODE_SINCE, "since"),
             (catalog.NODE_PROBES, "probes"),
             (catalog.NODE_PROBE_FAILURES, "probe_failures"),
@@ -96,6 +98,9 @@ def _fill(page: _Page, scrape: Scrape) -> None:
             _, node_and_reason = field.split(":", 1)
             name, reason = node_and_reason.rsplit(":", 1)
             page.add(catalog.ROUTES, count, node=name, reason=reason)
+        elif field.startswith("rule:"):
+            rule, result = field.split(":", 1)[1].rsplit(":", 1)
+            page.add(catalog.RULES, count, rule=rule, result=result)
     for (node_name, database, user), counts in scrape.pools.items():
         labels = {"node": node_name, "database": database, "user": user}
         for field, source in catalog.POOL.items():

@@ -60,7 +60,10 @@ class Token:
         return Token(max(self.wrote_ns, wrote_ns), self.seen_ns, self.seen_node, self.lsn, others)
 
     def held_by(self, node: str, tag: int, copy: Copy) -> bool:
-        """Whether a copy holds it. What was seen there it still holds, unless it may have gone back since."""
+        """Whether a copy holds it. Nothing in particular is held by all; what was seen there is still held, unless it
+        may have gone back since."""
+        if self is ANY:
+            return True
         fresh_ns = copy.fresh_ns
         if fresh_ns <= self.wrote_ns or copy.lsn < self.lsn:
             return False

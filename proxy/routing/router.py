@@ -123,17 +123,20 @@ class Router:
         *,
         split: bool,
         known: bool,
-        strong: bool,
+        strong: str,
         token: Token,
         columnar_able: bool,
         load: Load,
+        node: str = "",
+        node_reason: str = "",
     ) -> Route:
         """The route of a unit that stands alone outside a transaction.
 
         `split`: whether reads may leave the primary at all. `known`: whether what names mean in the database
-        is known as of now. `strong`: it is to be read on the primary. `token`: what it has to see at least.
-        `columnar_able`: the statement's result has PostgreSQL's types on a columnar node; one that has not is an
-        ordinary read. `load` counts servers at work on a node. Raises NoNode when nothing may serve it.
+        is known as of now. `strong`: the reason why it is to be read on the primary; "" is none. `token`: what it has
+        to see at least. `columnar_able`: the statement's result has PostgreSQL's types on a columnar node; one that
+        has not is an ordinary read. `load` counts servers at work on a node. `node`: the one that is asked for; it
+        gets what it can serve, and others the rest. Raises NoNode when nothing may serve it.
         """
         snapshot = self.snapshot
         if not split:
@@ -143,26 +146,49 @@ class Router:
         if not known:
             return self._to_primary("catalogue_unread", Class.WRITE, load)
         if strong:
-            return self._to_primary("strong", cls, load)
+            return self._to_primary(strong, cls, load)
+        if node and (route := self._asked_for(node, node_reason, token, columnar_able)) is not None:
+            return route
         if cls is Class.ANALYTIC and columnar_able and snapshot.has_columnar:
-            node = self._pick(self.columnar, token, load)
-            if node:
-                return self._route(node, "analytic")
-            node = self._pick(self.replicas, token, load)
-            if node:
-                return self._route(node, "analytic_to_replica")
+            chosen = self._pick(self.columnar, token, load)
+            if chosen:
+                return self._route(chosen, "analytic")
+            chosen = self._pick(self.replicas, token, load)
+            if chosen:
+                return self._route(chosen, "analytic_to_replica")
             if self._analytic_to_primary:
                 return self._to_primary("analytic_to_primary", cls, load)
             raise NoNode(
                 "analytic service temporarily unavailable: no columnar node and no replica can serve it now",
                 hint="Try again when one is back, or set routing.analytic_to_primary.",
             )
-        node = self._pick(self.replicas, token, load)
-        if node:
-            return self._route(node, "read")
+        chosen = self._pick(self.replicas, token, load)
+        if chosen:
+            return self._route(chosen, "read")
         if not snapshot.replicas:
             return self._to_primary("no_replica", cls, load)
         return self._to_primary("after_write" if self.replicas.serving else "lagging", cls, load)
+
+    def _asked_for(self, node: str, reason: str, token: Token, columnar_able: bool) -> Route | None:
+        """The node that hint or rule ask for, if it can serve a read now."""
+        if node == self.snapshot.primary:
+            return self._route(node, reason)
+        copies = self.replicas if node in self.replicas.serving else self.columnar
+        if node not in copies.serving or (copies is self.columnar and not columnar_able):
+            return None
+        return self._route(node, reason) if token.held_by(node, self.tags.get(node, 0), copies.states[node]) else None
+
+    def misses(self, node: str, route: Route) -> bool:
+        """Whether a copy that is asked for would serve, but doesn't hold yet what the read has to see."""
+        return route.node != node and (node in self.replicas.serving or node in self.columnar.serving)
+
+    def stale(self, load: Load) -> Route | None:
+        """A replica for a read that would rather see old data than wait: the one that is furthest."""
+        names = self.replicas.names
+        if not names:
+            return None
+        states = self.replicas.states
+        return self._route(max(names, key=lambda n: (states.get(n, _UNKNOWN).lsn, -load(n))), "stale")
 
     def could_wait(self, cls: Class, columnar_able: bool) -> int:
         """What the copy that is furthest holds (boot_ns), of those that might serve such a unit; 0 if none might."""

@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 from mypy_extensions import mypyc_attr
 
+from ..sql.hints import Split
 from ..sql.model import Class, Classification, Effect
 from ..wire import build, frontend, parse
 from ..wire.frontend import Op
@@ -67,6 +68,7 @@ class Statement:
         unnamed: the Parse message by which clients gave it to the unnamed statement, once one has.
         types: parameter types as PostgreSQL told them, once it has; a repeated Parse may infer no others.
         columns: the shape of its result, once that was told.
+        split: the text without its hint, and the hint; None if it has none.
         context: what else its meaning depends on (`Statements.intern`); elsewhere it is never parsed.
         origin: for EXECUTE and the like of a name made by Parse: the text as the client knows it; this one has
             the server's name for `needs`.
@@ -81,6 +83,7 @@ class Statement:
         "oids",
         "origin",
         "server_name",
+        "split",
         "sql",
         "types",
         "unnamed",
@@ -96,6 +99,7 @@ class Statement:
         self.server_name = server_name
         self.classification = classification
         self.columns: bytes | None = None
+        self.split: Split | None = None
         self.origin: Statement | None = None
         self.needs: Statement | None = None
 
@@ -108,6 +112,7 @@ class Statement:
         known = self.origin or self
         own = Statement(known.sql, known.types, known.context, name, known.classification)
         own.columns = known.columns
+        own.split = known.split
         return own
 
     def described(self, types: bytes | None, row: bytes) -> None:
@@ -130,7 +135,9 @@ class Statements:
         self._number = 0
         self._known: WeakValueDictionary[tuple[bytes, bytes, str], Statement] = WeakValueDictionary()
 
-    def intern(self, sql: bytes, oids: bytes, context: str, classification: Classification) -> Statement:
+    def intern(
+        self, sql: bytes, oids: bytes, context: str, classification: Classification, split: Split | None = None
+    ) -> Statement:
         """The one Statement of this text. `context` is whatever else changes what the text means
         (client_encoding, search_path, the schema's version ...)."""
         key = (sql, oids, context)
@@ -138,13 +145,14 @@ class Statements:
         if statement is None:
             self._number += 1
             statement = Statement(sql, oids, context, b"%s%d" % (self._prefix, self._number), classification)
+            statement.split = split
             self._known[key] = statement
         return statement
 
     def again(self, statement: Statement, context: str) -> Statement:
         """The same text, with the parameter types that clients were told, as it is parsed in `context`."""
         known = statement.origin or statement
-        return self.intern(known.sql, known.types, context, known.classification)
+        return self.intern(known.sql, known.types, context, known.classification, known.split)
 
     def __len__(self) -> int:
         return len(self._known)

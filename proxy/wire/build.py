@@ -135,6 +135,11 @@ def error_fields(fields: Mapping[str, str], kind: bytes = b"E") -> bytes:
     return message(kind, b"".join(k.encode() + cstr(v) for k, v in fields.items()) + b"\0")
 
 
+def notice(text: str) -> bytes:
+    """A NoticeResponse of the proxy's own."""
+    return error_fields({"S": "NOTICE", "V": "NOTICE", "C": "00000", "M": text}, kind=b"N")
+
+
 def error_response(error: TridentError, severity: str = "") -> bytes:
     """The ErrorResponse for an error of the proxy."""
     level = severity or error.severity

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.admin.view import Row
-from proxy.config.schema import Config, Database, Node, User
+from proxy.config.schema import Config, Database, Node, Rule, User
 from proxy.ipc.messages import Counters
 from proxy.metrics.counters import PoolCounters, WorkerCounters
 from proxy.topology.model import Health, Role
@@ -23,6 +23,9 @@ def worker_report(worker: int, pools: Sequence[dict[str, Any]] = (), **numbers: 
     return Counters(worker=worker, values={**WorkerCounters().as_dict(), **numbers}, pools=list(pools))
 
 
+LAG = {"lag_bytes": 64, "lag_seconds": 0.5, "weight": 10}
+
+
 class FakeView:
     """Two nodes, two workers; every attribute may be replaced."""
 
@@ -31,6 +34,7 @@ class FakeView:
             nodes={"pg1": Node(host="db1"), "pg2": Node(host="db2", port=5433)},
             databases={"shop": Database(password="hunter2")},
             users={"app": User(password="s3cret")},
+            rules={"closed": Rule(table=("audit",), reject="closed")},
         )
         nodes = {
             "pg1": NodeView(name="pg1", host="db1", port=5432, role=Role.PRIMARY, health=Health.ACTIVE),
@@ -92,7 +96,7 @@ class FakeView:
                 "probes": 12,
                 "probe_failures": 1,
             },
-            {"name": "pg2", "host": "db2", "port": 5433, "role": Role.REPLICA, "health": Health.DOWN, "lag_bytes": 64},
+            {"name": "pg2", "host": "db2", "port": 5433, "role": Role.REPLICA, "health": Health.DOWN, **LAG},
         ]
 
     async def report(self, kind: str) -> Sequence[Row]:

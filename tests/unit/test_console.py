@@ -51,7 +51,19 @@ from tests.support.rawpg import (
 )
 
 PORT = 6432
-COMMANDS = ("clients", "config", "databases", "help", "nodes", "pools", "servers", "shapes", "stats", "version")
+COMMANDS = (
+    "clients",
+    "config",
+    "databases",
+    "help",
+    "nodes",
+    "pools",
+    "rules",
+    "servers",
+    "shapes",
+    "stats",
+    "version",
+)
 ACTIONS = ("forget",)
 
 

@@ -71,6 +71,7 @@ def test_names_are_unique_and_healths_are_those_of_the_model() -> None:
 def test_page_has_exactly_the_catalogue() -> None:
     view = FakeView()
     view.counters[0].values["route:pg1:insert"] = 4
+    view.counters[0].values["rule:closed:held"] = 2
     found = families(view)
     assert set(found) == {catalog.PREFIX + metric.name for metric in catalog.all_metrics()}
     assert all(samples for samples in found.values()), [name for name, samples in found.items() if not samples]

@@ -56,7 +56,7 @@ def ask(
     *,
     split: bool = True,
     known: bool = True,
-    strong: bool = False,
+    strong: str = "",
     written: int = 0,
     replicas: int = 10,
     columnar: int = 10,
@@ -150,8 +150,8 @@ def test_each_copy_counts_by_itself() -> None:
 
 
 def test_strong_reads_are_on_the_primary() -> None:
-    assert ask(router("p", "r", "c"), Class.READ, strong=True) == "p strong"
-    assert ask(router("p", "r", "c"), Class.ANALYTIC, strong=True) == "p strong"
+    assert ask(router("p", "r", "c"), Class.READ, strong="strong") == "p strong"
+    assert ask(router("p", "r", "c"), Class.ANALYTIC, strong="hint") == "p hint"
 
 
 def test_what_was_seen_on_a_copy_is_not_unseen_on_another() -> None:
@@ -169,6 +169,43 @@ def test_what_was_seen_on_the_primary() -> None:
     seen = Token(seen_ns=20)
     assert ask(router("p", "a"), Class.READ, token=seen, copies=held({"a": 20})) == "p after_write"
     assert ask(router("p", "a"), Class.READ, token=seen, copies=held({"a": 21})) == "a read"
+
+
+def test_a_node_that_is_asked_for() -> None:
+    nodes = router("p", "a b", "c")
+    copies = held({"a": 10, "b": 10, "c": 10})
+
+    def asked(node: str, token: Token = ANY, able: bool = False) -> str:
+        nodes.refresh(Freshness(epoch=1, copies=copies))
+        route = nodes.route(
+            Class.READ,
+            split=True,
+            known=True,
+            strong="",
+            token=token,
+            columnar_able=able,
+            load=lambda name: 0,
+            node=node,
+            node_reason="hint",
+        )
+        return f"{route.node} {route.reason}"
+
+    assert {asked("b") for _ in range(4)} == {"b hint"}
+    assert asked("p") == "p hint"
+    assert asked("c") != "c hint"
+    assert asked("c", able=True) == "c hint"
+    copies["b"] = Copy(fresh_ns=5, lsn=5, weight=100)
+    assert asked("b", Token(wrote_ns=5)) == "a read"
+    assert asked("gone") in ("a read", "b read")
+
+
+def test_old_data_where_a_rule_would_rather_have_that() -> None:
+    nodes = router("p", "a b")
+    nodes.refresh(Freshness(epoch=1, copies=held({"a": 10, "b": 11})))
+    route = nodes.stale(lambda name: 0)
+    assert route is not None
+    assert (route.node, route.reason) == ("b", "stale")
+    assert router("p").stale(lambda name: 0) is None
 
 
 def test_what_others_with_the_key_saw() -> None:
