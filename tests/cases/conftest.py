@@ -1,4 +1,4 @@
-"""Fixtures of the cases about TLS and passwords: a server and proxies that want both."""
+"""Fixtures of the cases about TLS and passwords (a server and proxies that want both) and about routing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import trustme
 from proxy.demo.postgres import Cluster, Server
 
 from ..support.proxy import Proxy
+from ..support.target import Target
+from ..support.witness import Witness
 
 USER, PASSWORD, DATABASE = "alice", "wonderland", "postgres"
 
@@ -92,3 +94,11 @@ def clear_proxy(secure: Secure, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """No TLS towards clients."""
     with Proxy(secure.settings("disable", "host all all all scram-sha-256"), tmp_path_factory.mktemp("proxy")) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def witness(target: Target) -> Iterator[Witness]:
+    """Tells which nodes answer the target's clients."""
+    witness = Witness(target)
+    yield witness
+    witness.close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,18 +21,6 @@ MARK = "/* seen */ SELECT count(*) FROM written"
 @pytest.fixture
 def service(serve: Serve) -> Service:
     return serve(SETTINGS)
-
-
-@contextlib.contextmanager
-def paused(fleet: Fleet) -> Iterator[None]:
-    """No replica replays anything."""
-    for replica in fleet.replicas:
-        replica.query("SELECT pg_wal_replay_pause()")
-    try:
-        yield
-    finally:
-        for replica in fleet.replicas:
-            replica.query("SELECT pg_wal_replay_resume()")
 
 
 def one_of_each_worker(service: Service, **params: str) -> tuple[Wire, Wire]:
@@ -90,7 +76,7 @@ def test_a_read_in_another_worker_sees_the_write(written: Service, fleet: Fleet,
     writer, reader = one_of_each_worker(written, **LEVELS[level])
     # The copies are in use, and would answer.
     assert on_copies(written, reader, "before")
-    with paused(fleet):
+    with fleet.paused():
         for number in range(1, 6):
             for statement in WRITES[how]:
                 writer.query(statement.replace("%d", str(number)))
@@ -108,7 +94,7 @@ def test_another_session_and_another_key_may_read_what_was(written: Service, fle
     writer, reader = one_of_each_worker(written, pgtrident__consistency_key="user:42")
     others = [written.client(pool=20), written.client(pool=20, pgtrident__consistency_key="user:43")]
     assert all(on_copies(written, client, f"before {n}") for n, client in enumerate((reader, *others)))
-    with paused(fleet):
+    with fleet.paused():
         writer.query("INSERT INTO written VALUES (1)")
         assert [client.value(MARK) for client in others] == ["0", "0"]
         assert reader.value(MARK) == "1"
@@ -149,7 +135,7 @@ def test_a_session_never_goes_back(written: Service, fleet: Fleet) -> None:
 def test_a_token_is_handed_on(written: Service, fleet: Fleet) -> None:
     writer, reader = one_of_each_worker(written)
     assert on_copies(written, reader, "before")
-    with paused(fleet):
+    with fleet.paused():
         writer.query("INSERT INTO written VALUES (1)")
         token = writer.value("SHOW pgtrident.token")
         assert token
@@ -202,7 +188,7 @@ def test_a_worker_that_dies_takes_no_write_along(serve: Serve, fleet: Fleet) -> 
     writer, reader = one_of_each_worker(service, pgtrident__consistency_key="k")
     assert on_copies(service, reader, "before")
     index = int(service.shown(writer)["worker"] or 0)
-    with paused(fleet):
+    with fleet.paused():
         writer.query("INSERT INTO written VALUES (1)")
         os.kill(int(service.proxy.wait_for("worker_started", worker=index)["pid"]), signal.SIGKILL)
         assert writer.until("EOF")[-1].kind == "EOF"

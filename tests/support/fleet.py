@@ -7,7 +7,9 @@ Fixtures are its callers.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -76,6 +78,17 @@ class Fleet:
         lsn = self.primary.lsn()
         for replica in self.replicas:
             replica.wait_for_lsn(lsn)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No replica replays anything."""
+        for replica in self.replicas:
+            replica.query("SELECT pg_wal_replay_pause()")
+        try:
+            yield
+        finally:
+            for replica in self.replicas:
+                replica.query("SELECT pg_wal_replay_resume()")
 
     def close(self) -> None:
         self.cluster.close()

@@ -1,0 +1,120 @@
+"""Which nodes ran a statement: what they say themselves, in their logs.
+
+Owns the marker that each statement carries and the reading of the logs. A statement that was tried on a standby, and
+answered by the primary because the standby refused it, is seen on both. The cases about routing are its callers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .rawpg import COPY_DONE, B, E, P, Q, S, Wire, copy_data
+from .target import DIRECT, SPLIT, Target, targets
+
+ON_POSTGRES_AND_SPLIT = targets(DIRECT, SPLIT)
+"""For cases about where a statement goes: replies as from PostgreSQL itself, with reads on replicas."""
+
+PRIMARY = frozenset(("primary",))
+SECONDS = 15.0
+
+Form = Callable[[str], Sequence[bytes]]
+
+
+def simple(sql: str) -> Sequence[bytes]:
+    return (Q(sql),)
+
+
+def extended(sql: str) -> Sequence[bytes]:
+    return P("", sql), B(), E(), S
+
+
+def copying(*lines: str) -> Form:
+    """A COPY FROM STDIN with its data."""
+    return lambda sql: (Q(sql), copy_data("".join(f"{line}\n" for line in lines).encode()), COPY_DONE)
+
+
+FORMS: tuple[Form, ...] = (simple, extended)
+
+
+def _tail(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+class Witness:
+    """Sees where the clients of one target are answered; every statement on its database is logged."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._fleet = target.fleet
+        self._number = 0
+        self._scouted = 0
+        nodes = (self._fleet.primary, *self._fleet.replicas)
+        self._logs = [(node.name, node.log_file, node.log_file.stat().st_size) for node in nodes]
+        self._fleet.primary.query(f"ALTER DATABASE {target.database} SET log_statement = 'all'")
+        self._fleet.caught_up()
+        self._scout: Wire | None = None
+
+    def close(self) -> None:
+        self._fleet.primary.query(f"ALTER DATABASE {self._target.database} RESET log_statement")
+
+    def ran(self, client: Wire, sql: str, form: Form = simple) -> tuple[str, frozenset[str]]:
+        """Replies in short form, and the names of the nodes that were given the statement."""
+        self._number += 1
+        mark = f" /* seen {self._number} */"
+        replies = client.ask(*form(sql + mark), timeout=30)
+        return replies, self._seen(mark)
+
+    def ready(self) -> None:
+        """Wait until reads go to replicas: only then does it show what is kept from them. What PostgreSQL itself is
+        asked needs no wait."""
+        if self._target.name != SPLIT:
+            return
+        if self._scout is None:
+            self._scout = Wire(self._target.address)
+            self._scout.login(self._target.params(pool=20))
+            # Databases are filled anew behind the proxy's back: DDL has it read the catalogue again.
+            self._scout.run("DROP TABLE IF EXISTS nothing")
+        deadline = time.monotonic() + SECONDS
+        while True:
+            self._scouted += 1
+            mark = f"/* ready {self._scouted} */"
+            self._scout.query(f"SELECT 1 {mark}")
+            if self._seen(mark) - PRIMARY:
+                return
+            assert time.monotonic() < deadline, "no read went to a replica"
+            time.sleep(0.005)
+
+    def on_primary(self, client: Wire, sql: str, form: Form = simple) -> str:
+        """Replies to a statement that no replica may be given, though replicas are in use."""
+        self.ready()
+        replies, nodes = self.ran(client, sql, form)
+        assert nodes == PRIMARY, f"{sql}: {replies} on {set(nodes)}"
+        return replies
+
+    def on_replica(self, client: Wire, sql: str, form: Form = simple) -> str:
+        """Replies to a read that costs the primary nothing."""
+        self.ready()
+        replies, nodes = self.ran(client, sql, form)
+        where = PRIMARY if self._target.name != SPLIT else nodes - PRIMARY
+        assert len(nodes) == 1 and nodes == where, f"{sql}: {replies} on {set(nodes)}"
+        return replies
+
+    def on_one(self, client: Wire, sql: str, form: Form = simple) -> str:
+        """Replies to a statement that may run anywhere, and only once."""
+        self.ready()
+        replies, nodes = self.ran(client, sql, form)
+        assert len(nodes) == 1, f"{sql}: {replies} on {set(nodes)}"
+        return replies
+
+    def elsewhere(self, sql: str) -> str:
+        """A statement that passes by the proxy, replayed everywhere."""
+        replies = self._target.admin().query(sql)
+        self._fleet.caught_up()
+        return replies
+
+    def _seen(self, mark: str) -> frozenset[str]:
+        return frozenset(name for name, log, start in self._logs if mark.encode() in _tail(log, start))
