@@ -7,7 +7,7 @@ answered by the primary because the standby refused it, is seen on both. The cas
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .rawpg import COPY_DONE, B, E, P, Q, S, Wire, copy_data
@@ -47,16 +47,17 @@ def _tail(path: Path, start: int) -> bytes:
 class Witness:
     """Sees where the clients of one target are answered; every statement on its database is logged."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, logs: Mapping[str, Path] | None = None) -> None:
+        """`logs` are those of further nodes, by name."""
         self._target = target
         self._fleet = target.fleet
         self._number = 0
         self._scouted = 0
-        nodes = (self._fleet.primary, *self._fleet.replicas)
-        self._logs = [(node.name, node.log_file, node.log_file.stat().st_size) for node in nodes]
+        self._scout: Wire | None = None
+        nodes = {node.name: node.log_file for node in (self._fleet.primary, *self._fleet.replicas)} | dict(logs or {})
+        self._logs = [(name, path, path.stat().st_size) for name, path in nodes.items()]
         self._fleet.primary.query(f"ALTER DATABASE {target.database} SET log_statement = 'all'")
         self._fleet.caught_up()
-        self._scout: Wire | None = None
 
     def close(self) -> None:
         self._fleet.primary.query(f"ALTER DATABASE {self._target.database} RESET log_statement")

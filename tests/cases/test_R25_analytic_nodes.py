@@ -1,0 +1,139 @@
+"""R25: an analytic statement has PostgreSQL's result, or a columnar node is not asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.processes import Process
+
+from ..conftest import StartProxy
+from ..support.fleet import Fleet
+from ..support.rawpg import Reply, Wire
+from ..support.target import SPLIT, Target
+from ..support.witness import FORMS, PRIMARY, Witness
+
+COLUMNAR = frozenset(("columnar",))
+
+
+@dataclass(frozen=True)
+class Analytics:
+    """A proxy over the fleet and a columnar node with a copy of the test's database."""
+
+    target: Target
+    node: Process
+    witness: Witness
+
+    def same(self, client: Wire, sql: str) -> list[frozenset[str]]:
+        """The nodes that answered, by each protocol; each time as PostgreSQL does: names, types and text."""
+        direct = self.target.admin()
+        nodes = []
+        for form in FORMS:
+            direct.log.clear()
+            direct.ask(*form(sql))
+            client.log.clear()
+            replies, ran = self.witness.ran(client, sql, form)
+            assert seen(client.log) == seen(direct.log), (sql, replies, ran)
+            nodes.append(ran)
+        return nodes
+
+    def used(self, client: Wire) -> None:
+        """Wait until the copy answers."""
+        deadline = time.monotonic() + 20
+        while self.witness.ran(client, "SELECT count(*) FROM item WHERE qty > 0")[1] != COLUMNAR:
+            assert time.monotonic() < deadline, self.node.tail()
+            time.sleep(0.02)
+
+
+def seen(replies: list[Reply]) -> list[object]:
+    return [reply.columns if reply.kind == "T" else str(reply) for reply in replies]
+
+
+@pytest.fixture
+def analytics(fleet: Fleet, database: str, own_proxy: StartProxy, tmp_path: Path) -> Iterator[Analytics]:
+    fleet.primary.query("CREATE PUBLICATION analytics FOR ALL TABLES", dbname=database)
+    log = tmp_path / "statements.log"
+    log.touch()
+    source = ("--source", fleet.primary.dsn(database), "--publication", "analytics", "--slot", database)
+    node = Process("proxy.demo.columnar", [*source, "--statement-log", str(log)], tmp_path / "columnar.log")
+    settings = {
+        "routing": {"read_split": True},
+        "nodes": {"columnar": {"host": "127.0.0.1", "port": node.port, "role": "columnar"}},
+        "health": {"interval": 0.3, "timeout": 0.25},
+    }
+    try:
+        target = Target(SPLIT, own_proxy(settings).address, database, fleet)
+        witness = Witness(target, {"columnar": log})
+        yield Analytics(target, node, witness)
+        witness.close()
+        target.close()
+    finally:
+        node.stop()
+        fleet.primary.query(
+            "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", database
+        )
+        fleet.primary.query("SELECT pg_drop_replication_slot(%s)", database)
+        fleet.primary.query("DROP PUBLICATION analytics", dbname=database)
+
+
+SAME = (
+    "SELECT sum(qty), count(*), avg(qty) FROM item",
+    "SELECT 7/2, 7/2.0, CAST(2400000.0 AS numeric(38,15)) / CAST(0.95 AS numeric(38,15))",
+    "SELECT count(*), max(7/2), max(7/2.0) FROM item",
+    "SELECT label FROM (VALUES ('a'),('B'),('_c')) v(label) ORDER BY label",
+    "SELECT label, count(*) FROM item GROUP BY label ORDER BY label",
+    "SELECT count(*) FROM item WHERE label > 'item2' AND label LIKE 'item%'",
+    "SELECT x FROM (VALUES (1),(NULL),(2)) v(x) ORDER BY x DESC",
+    "SELECT nullif(qty, 3) AS x, count(*) FROM item GROUP BY 1 ORDER BY x DESC",
+    "SELECT nullif(qty, 3) AS x, count(*) FROM item GROUP BY 1 ORDER BY x",
+    "SELECT qty > 10 AS big, min(label), string_agg(label, ',' ORDER BY id) FROM item GROUP BY 1 ORDER BY 1",
+)
+NEVER = (
+    "SELECT sum(qty) FROM item WHERE item_label(id) IS NOT NULL",
+    "SELECT count(*) FROM item i JOIN pg_class c ON true",
+    "SELECT count(*) FROM scratch",
+    "SELECT count(*) FROM (SELECT 1 FROM item FOR UPDATE) s",
+    "SELECT count(*), now() = transaction_timestamp() FROM item, ticket_view",
+)
+
+
+def test_same_answers_wherever_they_come_from(analytics: Analytics) -> None:
+    client = analytics.target.client()
+    client.run("INSERT INTO item VALUES (30, 'a', 3), (31, 'B', 3), (32, '_c', 4)")
+    analytics.used(client)
+    nodes = {sql: analytics.same(client, sql) for sql in SAME}
+    assert nodes["SELECT label, count(*) FROM item GROUP BY label ORDER BY label"] == [COLUMNAR] * 2
+    for sql in NEVER:
+        assert not any(COLUMNAR & ran for ran in analytics.same(client, sql)), sql
+    # PostgreSQL's own refusal.
+    assert client.query("SELECT count(*) FROM item FOR UPDATE") == "E[0A000] ZI"
+
+
+def test_own_writes_and_transactions(analytics: Analytics) -> None:
+    client = analytics.target.client()
+    analytics.used(client)
+    before = client.value("SELECT sum(qty) FROM item")
+    client.run("BEGIN", "INSERT INTO item VALUES (901, 'n', 1)")
+    replies, nodes = analytics.witness.ran(client, "SELECT sum(qty) FROM item")
+    assert f"D[{int(before or 0) + 1}]" in replies and nodes == PRIMARY
+    client.run("ROLLBACK")
+    for number in range(1, 6):
+        client.run(f"INSERT INTO item VALUES ({1000 + number}, 'n', 1)")
+        assert client.value("SELECT count(*) FROM item WHERE qty > 0") == str(20 + number)
+    client.run("CREATE TEMP TABLE item(qty int)")
+    assert client.value("SELECT count(*) FROM item WHERE qty > 0") == "0"
+
+
+def test_without_its_columnar_node(analytics: Analytics) -> None:
+    """Whoever asks while it goes is answered by another node."""
+    client = analytics.target.client()
+    analytics.used(client)
+    analytics.node.kill()
+    for _ in range(20):
+        replies, nodes = analytics.witness.ran(client, "SELECT count(*) FROM item WHERE qty > 0")
+        assert replies == "T[count] D[20] C[SELECT 1] ZI"
+        assert not nodes & COLUMNAR
