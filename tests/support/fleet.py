@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from proxy.demo.postgres import HBA, Cluster
+from proxy.demo.postgres import HBA, Cluster, Server
 
 POOL_SIZES = (1, 2, 3, 5, 20)
 """For each there is a role `pool<N>`; the proxy gives that role pools of N servers."""
@@ -80,14 +81,18 @@ class Fleet:
             replica.wait_for_lsn(lsn)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """No replica replays anything."""
-        for replica in self.replicas:
-            replica.query("SELECT pg_wal_replay_pause()")
+    def paused(self, *replicas: Server) -> Iterator[None]:
+        """These replicas replay nothing; all, if none is named."""
+        chosen = replicas or self.replicas
         try:
+            for replica in chosen:
+                replica.query("SELECT pg_wal_replay_pause()")
+            for replica in chosen:
+                while replica.query("SELECT pg_get_wal_replay_pause_state()") != [("paused",)]:
+                    time.sleep(0.01)
             yield
         finally:
-            for replica in self.replicas:
+            for replica in chosen:
                 replica.query("SELECT pg_wal_replay_resume()")
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class Witness:
 
     def __init__(self, target: Target, logs: Mapping[str, Path] | None = None) -> None:
         """`logs` are those of further nodes, by name."""
-        self._target = target
+        self.target = target
         self._fleet = target.fleet
         self._number = 0
         self._scouted = 0
@@ -60,7 +60,7 @@ class Witness:
         self._fleet.caught_up()
 
     def close(self) -> None:
-        self._fleet.primary.query(f"ALTER DATABASE {self._target.database} RESET log_statement")
+        self._fleet.primary.query(f"ALTER DATABASE {self.target.database} RESET log_statement")
 
     def ran(self, client: Wire, sql: str, form: Form = simple) -> tuple[str, frozenset[str]]:
         """Replies in short form, and the names of the nodes that were given the statement."""
@@ -72,11 +72,11 @@ class Witness:
     def ready(self) -> None:
         """Wait until reads go to replicas: only then does it show what is kept from them. What PostgreSQL itself is
         asked needs no wait."""
-        if self._target.name != SPLIT:
+        if self.target.name != SPLIT:
             return
         if self._scout is None:
-            self._scout = Wire(self._target.address)
-            self._scout.login(self._target.params(pool=20))
+            self._scout = Wire(self.target.address)
+            self._scout.login(self.target.params(pool=20))
             # Databases are filled anew behind the proxy's back: DDL has it read the catalogue again.
             self._scout.run("DROP TABLE IF EXISTS nothing")
         deadline = time.monotonic() + SECONDS
@@ -100,7 +100,7 @@ class Witness:
         """Replies to a read that costs the primary nothing."""
         self.ready()
         replies, nodes = self.ran(client, sql, form)
-        where = PRIMARY if self._target.name != SPLIT else nodes - PRIMARY
+        where = PRIMARY if self.target.name != SPLIT else nodes - PRIMARY
         assert len(nodes) == 1 and nodes == where, f"{sql}: {replies} on {set(nodes)}"
         return replies
 
@@ -113,7 +113,7 @@ class Witness:
 
     def elsewhere(self, sql: str) -> str:
         """A statement that passes by the proxy, replayed everywhere."""
-        replies = self._target.admin().query(sql)
+        replies = self.target.admin().query(sql)
         self._fleet.caught_up()
         return replies
 
