@@ -6,6 +6,7 @@ import pytest
 
 from ..support.rawpg import B, E, P, S
 from ..support.target import Target
+from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
 
 COUNT = "SELECT count(*) FROM item"
 
@@ -74,3 +75,30 @@ def test_rolled_back(target: Target) -> None:
     one.run("BEGIN", "CREATE TEMP TABLE item(a int)", "ROLLBACK")
     assert two.value(COUNT) == "20"
     assert one.value(COUNT) == "20"
+
+
+@ON_POSTGRES_AND_SPLIT
+def test_no_replica_is_asked_for_it(target: Target, witness: Witness) -> None:
+    one, two = target.client(pool=2), target.client(pool=2)
+    assert "D[20]" in witness.on_replica(one, COUNT)
+    witness.on_primary(one, "CREATE TEMP TABLE item(a int)")
+    for form in FORMS:
+        assert "D[0]" in witness.on_primary(one, COUNT, form)
+        assert "D[20]" in witness.on_replica(two, COUNT, form)
+        assert "D[1]" in witness.on_primary(one, "SELECT 1", form)
+    one.run("DROP TABLE item")
+    assert "D[20]" in witness.on_replica(one, COUNT)
+
+
+@pytest.mark.settings({"pool": {"mode": "session"}})
+@ON_POSTGRES_AND_SPLIT
+def test_session_pooling(target: Target) -> None:
+    one, two = target.client(pool=2), target.client(pool=2)
+    assert one.value(COUNT) == "20"
+    one.run("CREATE TEMP TABLE item(a int)", "SELECT 5 AS k INTO TEMP t5")
+    assert (one.value(COUNT), two.value(COUNT), one.value("SELECT * FROM t5")) == ("0", "20", "5")
+    one.close()
+    three = target.client(pool=2)
+    assert three.query("CREATE TEMP TABLE item(a int)") == "C[CREATE TABLE] ZI"
+    assert three.value(COUNT) == "0"
+    assert three.query("SELECT * FROM t5") == "E[42P01] ZI"

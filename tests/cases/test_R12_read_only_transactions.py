@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.rawpg import Wire
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, PRIMARY, Form, Witness
@@ -63,24 +61,21 @@ def test_where_only_the_primary_will_do(target: Target, witness: Witness) -> Non
     assert client.query("SELECT 1") == "T[?column?] D[1] C[SELECT 1] ZI"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+@ON_POSTGRES_AND_SPLIT
+def test_a_read_only_session_is_its_clients_own(target: Target, witness: Witness) -> None:
+    one, two = target.client(pool=1), target.client(pool=1)
+    for sql in (
         "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
         "SET default_transaction_read_only = on",
         "SELECT set_config('default_transaction_read_only', 'on', false)",
-    ],
-)
-@ON_POSTGRES_AND_SPLIT
-def test_a_read_only_session_is_its_clients_own(target: Target, witness: Witness, make: str) -> None:
-    one, two = target.client(pool=1), target.client(pool=1)
-    one.run(make)
-    for _ in range(2):
-        assert witness.on_primary(two, INSERT) == "C[INSERT 0 1] ZI"
-        assert one.query(INSERT) == "E[25006] ZI"
-        assert "D[20]" in witness.on_one(one, "SELECT count(*) FROM item")
-    # What it was refused for its own sake is not remembered of others' statements.
-    assert one.query("SELECT nextval('ticket')").endswith("E[25006] ZI")
-    assert "D[20]" in witness.on_replica(two, "SELECT count(*) FROM item")
-    one.run("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE")
-    assert witness.on_primary(one, INSERT) == "C[INSERT 0 1] ZI"
+    ):
+        one.run(sql)
+        for _ in range(2):
+            assert witness.on_primary(two, INSERT) == "C[INSERT 0 1] ZI"
+            assert one.query(INSERT) == "E[25006] ZI"
+            assert "D[20]" in witness.on_one(one, "SELECT count(*) FROM item")
+        # What it was refused for its own sake is not remembered of others' statements.
+        assert one.query("SELECT nextval('ticket')").endswith("E[25006] ZI")
+        assert "D[20]" in witness.on_replica(two, "SELECT count(*) FROM item")
+        one.run("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE")
+        assert witness.on_primary(one, INSERT) == "C[INSERT 0 1] ZI"

@@ -6,6 +6,7 @@ import pytest
 
 from ..support.rawpg import B, E, P, Q, S, show
 from ..support.target import Target
+from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
 
 
 @pytest.mark.parametrize("how", ["simple", "extended", "in a transaction"])
@@ -100,3 +101,13 @@ def test_notification_before_the_session_is_looked_at(target: Target) -> None:
     while sum(reply.kind == "A" for reply in one.log) < 50:
         assert one.read(5).kind == "A"
     target.compare = False
+
+
+@ON_POSTGRES_AND_SPLIT
+def test_no_replica_is_asked(target: Target, witness: Witness) -> None:
+    one, two = target.client(pool=2), target.client(pool=2)
+    for form in FORMS:
+        assert witness.on_primary(one, "LISTEN jobs", form).endswith("C[LISTEN] ZI")
+        assert witness.on_primary(two, "NOTIFY jobs, 'one'", form).endswith("C[NOTIFY] ZI")
+        assert witness.on_primary(two, "SELECT pg_notify('jobs', 'two')", form).endswith("C[SELECT 1] ZI")
+        assert show([one.read(5), one.read(5)]) == "A[jobs,one] A[jobs,two]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..support.rawpg import Q, show
 from ..support.target import Target
+from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
 
 INSERT = "INSERT INTO trail(item_id) VALUES (1) RETURNING id"
 CURRENT = "SELECT currval(pg_get_serial_sequence('trail', 'id'))"
@@ -54,3 +55,21 @@ def test_in_one_string_and_one_batch(target: Target) -> None:
     one = target.client(pool=2)
     rows = one.rows(f"{INSERT}; SELECT lastval()")
     assert rows[0] == rows[1]
+
+
+@ON_POSTGRES_AND_SPLIT
+def test_no_replica_is_asked(target: Target, witness: Witness) -> None:
+    """In a block, and outside where the answer may be an error of the proxy's."""
+    target.compare = False
+    one = target.client(pool=2)
+    for form in FORMS:
+        mine = one.value(INSERT)
+        for sql in ("SELECT lastval()", CURRENT):
+            witness.ready()
+            replies, nodes = witness.ran(one, sql, form)
+            assert (f"D[{mine}]" in replies or "E[" in replies) and nodes <= {"primary"}
+        one.run("BEGIN")
+        mine = one.value(INSERT)
+        for sql in ("SELECT lastval()", CURRENT):
+            assert f"D[{mine}]" in witness.on_primary(one, sql, form)
+        one.run("COMMIT")

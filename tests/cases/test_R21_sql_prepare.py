@@ -6,6 +6,7 @@ import pytest
 
 from ..support.rawpg import B, C, E, P, Q, S
 from ..support.target import Target
+from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
 
 
 def test_class_of_the_inner_statement(target: Target) -> None:
@@ -130,3 +131,15 @@ def test_in_strings_of_several_statements(target: Target) -> None:
     assert one.query("EXECUTE b") == "T[?column?] D[2] C[SELECT 1] ZI"
     assert one.query("PREPARE c AS SELECT 3; SELECT 1/0") == "C[PREPARE] E[22012] ZI"
     assert one.query("EXECUTE c") == "T[?column?] D[3] C[SELECT 1] ZI"
+
+
+@ON_POSTGRES_AND_SPLIT
+def test_no_replica_is_asked_to_write(target: Target, witness: Witness) -> None:
+    """A standby would take the PREPARE, and refuse the EXECUTE."""
+    one = target.client(pool=2)
+    one.run("PREPARE w(int) AS INSERT INTO trail(item_id) VALUES ($1)", "PREPARE r AS SELECT count(*) FROM item")
+    for number, form in enumerate(FORMS):
+        assert witness.on_primary(one, "EXECUTE w(1)", form).endswith("C[INSERT 0 1] ZI")
+        assert witness.on_primary(one, f"CREATE TABLE e{number} AS EXECUTE r", form).endswith("C[SELECT 1] ZI")
+        assert "D[20]" in witness.on_one(one, "EXECUTE r", form)
+    assert one.value("SELECT count(*) FROM trail") == "2"
