@@ -36,6 +36,10 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """Of extensions and users, whose names may be PostgreSQL's own too."""
     fields: dict[str, str] = {}
     """Functions that need the primary and that `relation.name` may call."""
+    collated: dict[str, bool] = {}
+    """Names of columns whose values are not ordered by their bytes (collations, enums), and whether they aren't even
+    told apart by them (collations that aren't deterministic, types of extensions). "" stands for texts in the
+    database's own collation, "*" for all of these."""
     hidden: str = ""
     """Why no read may leave the primary, whatever its text: code that isn't harmless is reached without a name, by a
     cast, a domain, an operator class, a type, or the planner (the expression of an index)."""
@@ -44,7 +48,17 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 def bind(found: Classification, catalogue: Catalogue) -> Classification:
     """What a statement is in a database with this catalogue."""
     uses = found.uses
-    return found if uses is None else resolved(found, reason_in(catalogue, uses))
+    if uses is None:
+        return found
+    bound = resolved(found, reason_in(catalogue, uses))
+    if bound.cls is Class.ANALYTIC and _is_collated(catalogue.collated, uses):
+        return Classification(Class.READ, "collation", kind=bound.kind, fragile=True, retyped=bound.retyped, uses=uses)
+    return bound
+
+
+def _is_collated(collated: Mapping[str, bool], uses: Uses) -> bool:
+    """Whether a statement's answer depends on a collation that columnar nodes don't have."""
+    return any(name in collated and (uses.orders or collated[name]) for name in uses.columns)
 
 
 def resolved(found: Classification, trouble: str) -> Classification:

@@ -38,6 +38,9 @@ _RELATION_FIELDS = frozenset({"RangeVar", "relation", "rel", "view", "sequence",
 _OPERATOR_FIELDS = {"A_Expr": "name", "SubLink": "operName", "SortBy": "useOp"}
 _BETWEEN = ("<", "<=", ">", ">=")
 """What BETWEEN and NOT BETWEEN mean."""
+_RESULTS = frozenset({"result", "defresult", "val", "valuesLists"})
+"""Fields of CASE, of SELECT and of VALUES that results come from."""
+TEXTS = frozenset({"bpchar", "char", "name", "text", "varchar"})
 _JSON_AGGREGATES = frozenset({"JsonArrayAgg", "JsonObjectAgg"})
 
 
@@ -101,7 +104,7 @@ class Survey:
         calls: (schema or "", function, its FuncCall body).
         relations: (schema or "", name), references to CTEs among them.
         ctes: names that WITH gives; a reference to one may still mean a relation (in its own query).
-        columns: last parts of column references.
+        columns: last parts of column references; "*" for all columns of something.
         dotted: those of them that have a part in front: `relation.name` calls a function too.
         fields: names selected from a composite value: (expression).name, which calls a function if there
             is no such column (manual, 4.2.6 and 38.4.3).
@@ -111,15 +114,21 @@ class Survey:
         grouped: there is a GROUP BY, HAVING or JSON aggregate.
         windowed: a function is called OVER a window.
         pointed: a WHERE or ON asks, on its top level, for a column equal to a constant or parameter.
+        casts: (type, what is cast) where that is neither a constant nor a parameter.
+        labelled: a constant text (or a parameter) stands where a result takes its values from.
+        aliases: names given to what is read from.
     """
 
     __slots__ = (
+        "aliases",
         "calls",
+        "casts",
         "columns",
         "ctes",
         "dotted",
         "fields",
         "grouped",
+        "labelled",
         "nodes",
         "operators",
         "pointed",
@@ -143,6 +152,9 @@ class Survey:
         self.grouped = False
         self.windowed = False
         self.pointed = False
+        self.casts: list[tuple[str, Tree]] = []
+        self.labelled = False
+        self.aliases: set[str] = set()
 
 
 def survey(tree: Any) -> Survey:
@@ -162,10 +174,12 @@ def survey(tree: Any) -> Survey:
                 continue
             if key == "ColumnRef":
                 last = child["fields"][-1].get("String")
-                if last:
-                    seen.columns.add(last["sval"])
-                    if len(child["fields"]) > 1:
-                        seen.dotted.add(last["sval"])
+                if not last:
+                    seen.columns.add("*")
+                    continue
+                seen.columns.add(last["sval"])
+                if len(child["fields"]) > 1:
+                    seen.dotted.add(last["sval"])
                 continue
             stack.append(child)
             seen.nodes.add(key)
@@ -188,6 +202,13 @@ def survey(tree: Any) -> Survey:
             elif key == "typeName":
                 if "names" in child:
                     seen.types.add(_qualified(child["names"])[1])
+            elif key == "TypeCast":
+                if not _is_given(child["arg"]):
+                    seen.casts.append((_qualified(child["typeName"]["names"])[1], child["arg"]))
+            elif key == "alias":
+                seen.aliases.add(child["aliasname"])
+            elif key in _RESULTS:
+                seen.labelled = seen.labelled or _is_label(child)
             elif key == "indirection":
                 seen.fields.update(part["String"]["sval"] for part in child if "String" in part)
             elif key == "CommonTableExpr":
@@ -225,6 +246,19 @@ def _is_pointed(condition: Tree) -> bool:
         if "ColumnRef" in left and _is_given(right):
             return True
     return False
+
+
+def _is_label(node: Any) -> bool:
+    """Whether an expression, or any in lists of them, is a constant text or a parameter, or a cast of one to text."""
+    if type(node) is list:
+        return any(_is_label(item) for item in node)
+    while "TypeCast" in node:
+        if _qualified(node["TypeCast"]["typeName"]["names"])[1] not in TEXTS:
+            return False
+        node = node["TypeCast"]["arg"]
+    if "List" in node:
+        return _is_label(node["List"].get("items", []))
+    return "ParamRef" in node or "sval" in node.get("A_Const", {})
 
 
 def _is_given(node: Tree) -> bool:

@@ -82,6 +82,22 @@ FROM pg_catalog.pg_operator o JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnam
 JOIN pg_catalog.pg_operator i ON i.oid IN (o.oid, o.oprnegate, o.oprcom)
 JOIN pg_catalog.pg_proc p ON p.oid = i.oprcode JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
 WHERE o.oid >= {_USERS} OR o.oprnegate >= {_USERS} OR o.oprcom >= {_USERS}""",
+    "collations": f"""\
+WITH own AS (SELECT coalesce(pg_catalog.to_jsonb(d) ->> 'datlocprovider', 'c') AS provider, d.datcollate AS locale
+ FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()),
+ known AS (SELECT c.oid, NOT c.collisdeterministic AS alike,
+  CASE c.collprovider WHEN 'd' THEN own.provider ELSE c.collprovider::text END AS provider,
+  CASE c.collprovider WHEN 'd' THEN own.locale ELSE c.collcollate END AS locale
+  FROM pg_catalog.pg_collation c, own),
+ other AS (SELECT oid, alike FROM known
+  WHERE provider <> 'b' AND (provider <> 'c' OR pg_catalog.lower(locale) NOT IN ('c', 'posix', 'c.utf8', 'c.utf-8')))
+SELECT a.attname, pg_catalog.bool_or(coalesce(other.alike, t.typtype <> 'e'))::text
+FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+JOIN pg_catalog.pg_type t ON t.oid = a.atttypid LEFT JOIN other ON other.oid = a.attcollation
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND a.attrelid >= {_USERS} AND a.attnum > 0
+ AND (other.oid IS NOT NULL OR t.oid >= {_USERS} AND (t.typtype <> 'd' OR t.typbasetype >= {_USERS}))
+GROUP BY a.attname
+UNION ALL SELECT '', 'false' FROM other WHERE oid = 100""",
     "domains": f"""\
 SELECT pg_catalog.pg_get_expr(c.conbin, 0) FROM pg_catalog.pg_constraint c WHERE c.contypid >= {_USERS}""",
     "implied": f"""\
@@ -119,6 +135,12 @@ SELECT {
         for table, key, condition in (
             ("pg_proc", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_class", "t.oid", "t.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"),
+            (
+                "pg_attribute",
+                "t.attrelid, t.attnum",
+                f"t.attrelid >= {_USERS} AND (t.attcollation <> 0 OR t.atttypid >= {_USERS})",
+            ),
+            ("pg_collation", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_namespace", "t.oid", "true"),
             ("pg_rewrite", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_policy", "t.oid", "true"),
@@ -161,7 +183,10 @@ def catalogue_of(rows: Rows) -> Catalogue:
     for (condition,) in rows["domains"]:
         reason, uses = _expression(condition)
         hidden += [reason, *(reason_in(catalogue, one) for one in uses)]
-    return msgspec.structs.replace(catalogue, hidden=worst(hidden))
+    collated = {name or "": alike == "true" for name, alike in rows["collations"]}
+    if collated:
+        collated["*"] = any(collated.values())
+    return msgspec.structs.replace(catalogue, collated=collated, hidden=worst(hidden))
 
 
 class _Thing:

@@ -94,9 +94,11 @@ class Uses:
         functions, relations, operators: (schema or "", name).
         fields: last parts of dotted names: `relation.name` calls a function if there is no such column.
         ctes: names that WITH gives; a relation of such a name may be that, and be nothing of the database.
+        columns: of an analytic statement the columns that it names; "*" for any, "" for a text of its own.
+        orders: whether it compares or sorts them, or does what else depends on their collation.
     """
 
-    __slots__ = ("ctes", "fields", "functions", "operators", "relations")
+    __slots__ = ("columns", "ctes", "fields", "functions", "operators", "orders", "relations")
 
     def __init__(
         self,
@@ -105,12 +107,16 @@ class Uses:
         operators: frozenset[tuple[str, str]] = frozenset(),
         fields: frozenset[str] = frozenset(),
         ctes: frozenset[str] = frozenset(),
+        columns: frozenset[str] = frozenset(),
+        orders: bool = False,
     ) -> None:
         self.functions = functions
         self.relations = relations
         self.operators = operators
         self.fields = fields
         self.ctes = ctes
+        self.columns = columns
+        self.orders = orders
 
 
 class Classification:

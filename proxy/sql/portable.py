@@ -1,19 +1,20 @@
 """What a columnar node understands of PostgreSQL's SQL, by name; no more is sent there.
 
-Owns two questions about a read: may it fail there (fragile), and may a result column have another type
-there than on the primary, so that a client would decode it wrongly (retyped). Both are answered on the
-safe side, from DuckDB as the usual columnar node. Called by `verdicts`.
+Owns three questions about a read: may it fail or have other values there (fragile), may a result column have another
+type there than on the primary, so that a client would decode it wrongly (retyped), and what of it depends on
+collations, since a columnar node compares texts by their bytes. All are answered on the safe side, from DuckDB as the
+usual columnar node. Called by `verdicts`.
 """
 
 from __future__ import annotations
 
-from .grammar import Survey
+from .grammar import TEXTS, Survey, Tree
 from .model import names
 
 FUNCTIONS = names(
     """
     abs acos array_agg ascii asin atan atan2 avg bit_and bit_length bit_or bool_and bool_or btrim ceil ceiling
-    char_length character_length chr coalesce concat concat_ws corr cos count covar_pop covar_samp cume_dist
+    char_length character_length chr coalesce corr cos count covar_pop covar_samp cume_dist
     date_part date_trunc degrees dense_rank exp extract first_value floor generate_series greatest initcap lag
     last_value lead least left length like_escape ln log log10 lower lpad ltrim max md5 min mod nth_value ntile
     nullif now octet_length overlay percent_rank percentile_cont percentile_disc pi position power radians rank
@@ -22,7 +23,7 @@ FUNCTIONS = names(
     var_pop var_samp variance
     """
 )
-"""Functions that exist there by the same name and meaning."""
+"""Functions that exist there by the same name and meaning. Not concat: it has numbers and dates written otherwise."""
 
 TYPES = names(
     """
@@ -31,13 +32,15 @@ TYPES = names(
     """
 )
 
-OPERATORS = names("= <> != < <= > >= + - * / % || ~~ !~~ ~~* !~~* BETWEEN") | {
+OPERATORS = names("= <> != < <= > >= + - * / % ~~ !~~ ~~* !~~* BETWEEN") | {
     "NOT BETWEEN",
     "NOT BETWEEN SYMMETRIC",
     "BETWEEN SYMMETRIC",
 }
 
-_FOREIGN_NODES = frozenset({"RangeTableFunc", "XmlExpr", "XmlSerialize", "RangeTableSample", "CTECycleClause"})
+_FOREIGN_NODES = frozenset(
+    {"RangeTableFunc", "XmlExpr", "XmlSerialize", "RangeTableSample", "CTECycleClause", "CollateClause"}
+)
 _SAME_TYPE = names(
     """
     abs bool_and bool_or btrim char_length coalesce concat count dense_rank first_value greatest initcap lag
@@ -49,9 +52,15 @@ _SAME_TYPE = names(
 
 
 def is_fragile(seen: Survey) -> bool:
-    """Whether a read uses a function, type, operator, relation or form that a columnar node may lack."""
+    """Whether a read uses a function, type, operator, relation or form that a columnar node may lack, or that has
+    another result there.
+
+    A cast hides the type of what is cast: an average is a floating-point number there, and rounded otherwise.
+    """
     return (
-        any(name not in FUNCTIONS for _, name, _ in seen.calls)
+        any(name not in FUNCTIONS or _differs(name, call) for _, name, call in seen.calls)
+        or not seen.columns.isdisjoint(seen.aliases.union(name for _, name in seen.relations))  # a whole row
+        or any(name in TEXTS or not _keeps_its_value(what) for name, what in seen.casts)
         or not seen.types <= TYPES
         or not seen.operators <= OPERATORS
         or not seen.nodes.isdisjoint(_FOREIGN_NODES)
@@ -60,6 +69,51 @@ def is_fragile(seen: Survey) -> bool:
             schema in ("pg_catalog", "information_schema") or name.startswith("pg_") for schema, name in seen.relations
         )
     )
+
+
+def _differs(name: str, call: Tree) -> bool:
+    """Whether a call has another result there, by its arguments: a floating-point number halfway between two whole
+    ones is rounded to the even one here and away from zero there (with a number of digits it is no such number);
+    a substring's start below 1 lies in front of the text here and counts from its end there."""
+    arguments = call.get("args", [])
+    if name == "round":
+        return len(arguments) < 2
+    if name in ("substr", "substring"):
+        start = arguments[1].get("A_Const", {}).get("ival", {}) if len(arguments) > 1 else {}
+        return not start.get("ival", 0) > 0
+    return False
+
+
+def _keeps_its_value(cast: Tree) -> bool:
+    """Whether what is cast has the same value there, so that it is rounded alike."""
+    if "FuncCall" in cast:
+        name = cast["FuncCall"]["funcname"][-1]["String"]["sval"]
+        return name in _SAME_TYPE or name == "sum"
+    return "ColumnRef" in cast
+
+
+def columns(seen: Survey) -> set[str]:
+    """The columns that a read names; "*" where there may be others, "" where a constant text is among its values."""
+    named = seen.columns | seen.fields
+    if "colnames" in seen.nodes:
+        named.add("*")  # FROM t AS t(a, b)
+    if seen.labelled:
+        named.add("")
+    return named
+
+
+def orders(seen: Survey) -> bool:
+    """Whether a read does anything that depends on a collation, besides telling equal texts apart."""
+    return (
+        not seen.nodes.isdisjoint(_SORTING_NODES)
+        or not seen.operators.isdisjoint(_SORTING_OPERATORS)
+        or any(name in _SORTING for _, name, _ in seen.calls)
+    )
+
+
+_SORTING_NODES = frozenset({"MinMaxExpr", "agg_order", "orderClause", "sortClause"})
+_SORTING_OPERATORS = names("< > <= >= ~~* !~~*")
+_SORTING = names("initcap lower max min percentile_disc upper")
 
 
 def is_retyped(seen: Survey) -> bool:

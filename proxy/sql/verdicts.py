@@ -22,6 +22,9 @@ RANK = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
 """Strength: of several classes the highest counts."""
 
 
+_NOTHING: frozenset[str] = frozenset()
+
+
 class Verdict:
     """What one statement means; the attributes are those of Classification, as if every name that only the
     database knows were harmless.
@@ -78,6 +81,7 @@ class Verdict:
 
     def used(self) -> Uses | None:
         """The names in it whose meaning the database decides; None if there are none."""
+        analytic = self.cls is Class.ANALYTIC
         operators = [name.rpartition(".") for seen in self.seen for name in seen.operators]
         uses = Uses(
             functions=frozenset((schema, name) for seen in self.seen for schema, name, _ in seen.calls),
@@ -85,6 +89,8 @@ class Verdict:
             operators=frozenset((schema, name) for schema, _, name in operators),
             fields=frozenset(name for seen in self.seen for name in seen.fields | seen.dotted),
             ctes=frozenset(name for seen in self.seen for name in seen.ctes),
+            columns=frozenset(name for seen in self.seen for name in portable.columns(seen)) if analytic else _NOTHING,
+            orders=analytic and any(portable.orders(seen) for seen in self.seen),
         )
         return uses if uses.functions or uses.relations or uses.operators or uses.fields else None
 

@@ -80,6 +80,27 @@ def analytics(fleet: Fleet, database: str, own_proxy: StartProxy, tmp_path: Path
         fleet.primary.query("DROP PUBLICATION analytics", dbname=database)
 
 
+COLLATED = """
+CREATE COLLATION alike (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
+CREATE TABLE words (id int PRIMARY KEY, w text COLLATE "en-x-icu", a text COLLATE alike, m mood, x float8, n int);
+INSERT INTO words VALUES (1, 'a', 'x', 'sad', 0.5, 1), (2, 'B', 'X', 'ok', 1.5, 2), (3, '_c', 'y', 'happy', 2.5, 2);
+"""
+OWN_RULES = (
+    "SELECT w, count(*) FROM words GROUP BY w ORDER BY w",
+    "SELECT count(*) FROM words WHERE w > 'B'",
+    "SELECT max(w), count(*) FROM words",
+    "SELECT id, row_number() OVER (ORDER BY w) FROM words ORDER BY id",
+    "SELECT v, count(*) FROM words AS t(i, v) GROUP BY v ORDER BY v",
+    "SELECT count(*) FROM words WHERE a = 'x'",
+    "SELECT count(DISTINCT a) FROM words",
+    "SELECT count(*) FROM words WHERE m > 'ok'",
+    "SELECT round(x), count(*) FROM words GROUP BY 1 ORDER BY 1",
+    "SELECT x::text, count(*) FROM words GROUP BY 1 ORDER BY 1",
+    "SELECT avg(n)::int, (sum(x) / 3)::int, count(*) FROM words",
+    "SELECT 'is ' || x, count(*) FROM words GROUP BY 1 ORDER BY 1",
+)
+"""What a columnar node would answer otherwise, with the same types."""
 SAME = (
     "SELECT sum(qty), count(*), avg(qty) FROM item",
     "SELECT 7/2, 7/2.0, CAST(2400000.0 AS numeric(38,15)) / CAST(0.95 AS numeric(38,15))",
@@ -111,6 +132,16 @@ def test_same_answers_wherever_they_come_from(analytics: Analytics) -> None:
         assert not any(COLUMNAR & ran for ran in analytics.same(client, sql)), sql
     # PostgreSQL's own refusal.
     assert client.query("SELECT count(*) FROM item FOR UPDATE") == "E[0A000] ZI"
+
+
+def test_collations_rounding_and_text(analytics: Analytics) -> None:
+    client = analytics.target.client()
+    # Known to the copy, and tied to no catalogue of before.
+    client.run(COLLATED)
+    analytics.used(client)
+    assert analytics.same(client, "SELECT w, count(*) FROM words GROUP BY w HAVING count(*) = 7") == [COLUMNAR] * 2
+    for sql in OWN_RULES:
+        assert not any(COLUMNAR & ran for ran in analytics.same(client, sql)), sql
 
 
 def test_own_writes_and_transactions(analytics: Analytics) -> None:

@@ -204,3 +204,43 @@ class TestBinding:
         for n in range(99):
             assert binding.of(classify(b"SELECT * FROM t%d" % n)).cls is Class.READ
             assert len(binding._bound) <= 10
+
+
+COLLATED = inventory.catalogue_of(
+    {
+        **NONE,
+        "relations": [ITEM],
+        "collations": [["label", "false"], ["alike", "true"], ["", "false"]],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("sql", "cls"),
+    [
+        ("SELECT qty, count(*) FROM item GROUP BY qty ORDER BY qty", Class.ANALYTIC),
+        ("SELECT label, count(*) FROM item GROUP BY label", Class.ANALYTIC),
+        ("SELECT count(*) FROM item WHERE label = 'a' OR label LIKE 'b%'", Class.ANALYTIC),
+        ("SELECT CASE WHEN qty = 1 THEN 'a' ELSE 'B' END AS k, count(*) FROM item GROUP BY 1", Class.ANALYTIC),
+        ("SELECT date_trunc('day', d), count(*) FROM item WHERE k <> 'x' GROUP BY 1 ORDER BY 1", Class.ANALYTIC),
+        ("SELECT label, count(*) FROM item GROUP BY label ORDER BY label", Class.READ),
+        ("SELECT label AS l, count(*) FROM item GROUP BY 1 ORDER BY l", Class.READ),
+        ("SELECT count(*) FROM item WHERE label > 'a'", Class.READ),
+        ("SELECT count(*) FROM item WHERE label BETWEEN 'a' AND 'b'", Class.READ),
+        ("SELECT count(*), max(label) FROM item", Class.READ),
+        ("SELECT count(*), greatest(max(qty), 1), sum(length(label)) FROM item", Class.READ),
+        ("SELECT string_agg(label, ',' ORDER BY label) FROM item", Class.READ),
+        ("SELECT qty, rank() OVER (ORDER BY label) FROM item", Class.READ),
+        ("SELECT upper(label), count(*) FROM item GROUP BY 1", Class.READ),
+        ("SELECT CASE WHEN qty = 1 THEN 'a' ELSE 'B' END AS k, count(*) FROM item GROUP BY 1 ORDER BY 1", Class.READ),
+        ("SELECT 'a' AS k, count(*) FROM item UNION ALL SELECT 'B', count(*) FROM item ORDER BY 1", Class.READ),
+        ("SELECT *, count(*) OVER () FROM item ORDER BY 2", Class.READ),
+        ("SELECT l, count(*) FROM item AS i(l) GROUP BY l ORDER BY l", Class.READ),
+        ("SELECT count(*) FROM item WHERE alike <> 'a'", Class.READ),
+        ("SELECT count(*) FROM (SELECT DISTINCT * FROM item) s", Class.READ),
+    ],
+)
+def test_what_depends_on_a_collation_is_no_analytic_statement(sql: str, cls: Class) -> None:
+    found = classify(sql.encode())
+    assert bind(found, inventory.catalogue_of({**NONE, "relations": [ITEM]})).cls is Class.ANALYTIC
+    assert bind(found, COLLATED).cls is cls

@@ -235,6 +235,27 @@ def test_fragile_and_retyped() -> None:
         assert of(sql).fragile, sql
 
 
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [
+        ("round(a, 2)", "round(a)"),
+        ("substr(a, 1, 2)", "substr(a, 0, 2)"),
+        ("substring(a FROM 2)", "substring(a FROM b)"),
+        ("a::int", "avg(a)::int"),
+        ("sum(a)::int", "(a / 2)::int"),
+        ("count(*)::int", "(a + b)::numeric(10, 2)"),
+        ("'x'::text", "a::text"),
+        ("trim(a)", "a || b"),
+        ("max(a)", 'max(a COLLATE "C")'),
+        ("t.a", "t"),
+        ("i.a", "i"),
+    ],
+)
+def test_what_has_another_value_on_a_columnar_node(same: str, other: str) -> None:
+    assert not of(f"SELECT count(*), {same} FROM t JOIN item i ON i.k = t.k").fragile
+    assert of(f"SELECT count(*), {other} FROM t JOIN item i ON i.k = t.k").fragile
+
+
 # --- the second witness ------------------------------------------------------------------------------
 
 
