@@ -3,7 +3,7 @@
 Clients decode by the types that they were told, so a statement goes to a columnar node only where its
 parameters and result columns are described alike there and on the primary. Found out once per text,
 by Parse and Describe on both, while the statement waits; the answer is kept (bounded, for a time:
-tables change). Called by `worker.route_unit`.
+tables change). One that fails there is not sent there for that time. Called by `worker.route_unit` and `rerun`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,17 @@ class Capabilities:
             waiting.append(client)
         return None
 
+    def unable(self, client: Client, unit: Unit) -> None:
+        """A columnar node has failed at it: it is not asked for some time."""
+        text = unit.single_text()
+        if text is not None:
+            self._learn((client.settings.dbname, client.settings.user, *text), False)
+
+    def _learn(self, key: tuple[str, str, bytes, bytes], answer: bool) -> None:
+        while len(self._known) >= MAX_KNOWN:
+            self._known.popitem(last=False)
+        self._known[key] = (self._worker.clock.now() + KEPT, answer)
+
     async def _find_out(self, key: tuple[str, str, bytes, bytes], client: Client) -> None:
         answer = False
         try:
@@ -69,9 +80,7 @@ class Capabilities:
         except (TimeoutError, TridentError) as error:
             self._worker.log.info("analytic_not_described", error=str(error) or "timed out")
         finally:
-            while len(self._known) >= MAX_KNOWN:
-                self._known.popitem(last=False)
-            self._known[key] = (self._worker.clock.now() + KEPT, answer)
+            self._learn(key, answer)
             for waiter in self._asking.pop(key, []):
                 waiter.released_from_hold()
 

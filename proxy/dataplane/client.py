@@ -32,7 +32,7 @@ from ..wire.frontend import BATCH_LIMIT, Op
 from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, bound_name, is_query, scan_batch
 from .audit import Audit
 from .batch import Batches
-from .rerun import REFUSALS, Rerun
+from .rerun import CANCELLED, REFUSALS, Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
 from .waiter import Waiter
@@ -1130,6 +1130,9 @@ class Client(Sink, Waiter):
         is_stale = sqlstate == "0A000" and fields.get("R") == "RevalidateCachedQuery"
         on_copy = sqlstate in REFUSALS and not is_stale and self.worker.is_replica(server.pool.node)
         if on_copy and not self.rerun.refused(server, owed, sqlstate, fields.get("R", "")):
+            return False
+        on_columnar = sqlstate != CANCELLED and self.worker.is_columnar(server.pool.node)
+        if on_columnar and not self.rerun.failed_on_columnar(server, owed):
             return False
         if owed.plain and not owed.extended:
             if first:

@@ -9,7 +9,8 @@ the error stands, as it would without a proxy.
 
 A standby refuses what writes in a way that could not be seen, what reads an unlogged table, and what stands in the way
 of replay (manual, 27.4.2). A read that stood alone goes to the primary then, if nothing of its answer has been passed
-on; and where the primary does answer it, it is remembered.
+on; and where the primary does answer it, it is remembered. Whatever error a columnar node gives, but that it was
+cancelled, an analytic statement is an ordinary read for some time then.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ REFUSALS = frozenset((WRITES, "0A000", "55000", CONFLICT))
 """SQLSTATEs with which a standby answers what a primary may answer otherwise: read_only_sql_transaction,
 feature_not_supported, object_not_in_prerequisite_state, and serialization_failure for a conflict with recovery."""
 
+CANCELLED = "57014"
+"""query_canceled: the client's wish, or its time-out."""
 
 SERIALIZABLE = "GetSerializableTransactionSnapshot"
 """It refuses all that a session with default_transaction_isolation = serializable runs on a standby, which says nothing
@@ -80,19 +83,33 @@ class Rerun:
 
     def refused(self, server: Server, owed: Owed, sqlstate: str, routine: str) -> bool:
         """A standby has refused it. Whether the error is passed on. `routine` is where the error was raised."""
+        unit = self._to_run_elsewhere(server, owed)
+        if unit is None:
+            return True
+        unit.refused = CONFLICT if routine == SERIALIZABLE else sqlstate
+        owed.retry = self._run_on_primary
+        return False
+
+    def failed_on_columnar(self, server: Server, owed: Owed) -> bool:
+        """A columnar node can't run it, which says nothing of the statement. Whether the error is passed on."""
+        if self._to_run_elsewhere(server, owed) is None:
+            return True
+        owed.retry = self._run_as_read
+        return False
+
+    def _to_run_elsewhere(self, server: Server, owed: Owed) -> Unit | None:
+        """The unit that has failed, if nobody can tell that it is run once more on another node."""
         if server.fatal:
-            return True  # it has ended the session, and nothing follows
+            return None  # it has ended the session, and nothing follows
         client = self._client
         unit = self._as_sent(owed)
         alone = len(server.owed) == 1 and server.status == IDLE and owed.complete and not client.waits_behind
         if unit is None or unit.retried or owed.started or not alone:
-            return True
+            return None
         unit.retried = True
-        unit.refused = CONFLICT if routine == SERIALIZABLE else sqlstate
         self.unit = unit
         client.shut_in()
-        owed.retry = self._run_on_primary
-        return False
+        return unit
 
     def _as_sent(self, owed: Owed) -> Unit | None:
         """The unit that is answered, if it can be sent again."""
@@ -112,13 +129,23 @@ class Rerun:
         return unit
 
     def _run_on_primary(self) -> None:
-        client = self._client
         unit = self.unit
-        if unit is None or client.server is None:
+        if unit is not None:
+            unit.cls = Class.WRITE if unit.refused == WRITES else Class.SESSION
+            self._run_elsewhere(unit)
+
+    def _run_as_read(self) -> None:
+        unit = self.unit
+        if unit is not None:
+            self._client.worker.capabilities.unable(self._client, unit)
+            self._run_elsewhere(unit)
+
+    def _run_elsewhere(self, unit: Unit) -> None:
+        client = self._client
+        if client.server is None:
             return
         client.worker.counters.reruns += 1
         self.unit = None
-        unit.cls = Class.WRITE if unit.refused == WRITES else Class.SESSION
         self._read_again(unit)
         client.send_elsewhere(unit)
 

@@ -311,6 +311,10 @@ class Worker:
         view = self.snapshot.nodes.get(node)
         return view is not None and view.role is Role.REPLICA
 
+    def is_columnar(self, node: str) -> bool:
+        view = self.snapshot.nodes.get(node)
+        return view is not None and view.role is Role.COLUMNAR
+
     def primary_node(self) -> NodeView | None:
         return self.snapshot.nodes.get(self.snapshot.primary)
 

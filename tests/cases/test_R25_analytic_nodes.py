@@ -26,6 +26,7 @@ class Analytics:
 
     target: Target
     node: Process
+    log: Path
     witness: Witness
 
     def same(self, client: Wire, sql: str) -> list[frozenset[str]]:
@@ -68,7 +69,7 @@ def analytics(fleet: Fleet, database: str, own_proxy: StartProxy, tmp_path: Path
     try:
         target = Target(SPLIT, own_proxy(settings).address, database, fleet)
         witness = Witness(target, {"columnar": log})
-        yield Analytics(target, node, witness)
+        yield Analytics(target, node, log, witness)
         witness.close()
         target.close()
     finally:
@@ -101,6 +102,7 @@ OWN_RULES = (
     "SELECT 'is ' || x, count(*) FROM words GROUP BY 1 ORDER BY 1",
 )
 """What a columnar node would answer otherwise, with the same types."""
+FAILS = ("SELECT sqrt(x), count(*) FROM nums GROUP BY 1", "SELECT ln(x), count(*) FROM nums GROUP BY 1")
 SAME = (
     "SELECT sum(qty), count(*), avg(qty) FROM item",
     "SELECT 7/2, 7/2.0, CAST(2400000.0 AS numeric(38,15)) / CAST(0.95 AS numeric(38,15))",
@@ -157,6 +159,19 @@ def test_own_writes_and_transactions(analytics: Analytics) -> None:
         assert client.value("SELECT count(*) FROM item WHERE qty > 0") == str(20 + number)
     client.run("CREATE TEMP TABLE item(qty int)")
     assert client.value("SELECT count(*) FROM item WHERE qty > 0") == "0"
+
+
+def test_what_fails_on_the_columnar_node(analytics: Analytics) -> None:
+    """Another node answers, with its own error if it has one; the same text goes there at once from then on."""
+    client = analytics.target.client()
+    client.run("CREATE TABLE nums (id int PRIMARY KEY, x float8)", "INSERT INTO nums VALUES (1, -1), (2, 'NaN')")
+    analytics.used(client)
+    for sql in FAILS:
+        assert all(ran > COLUMNAR for ran in analytics.same(client, sql)), sql
+        answer = client.query(sql)
+        asked = analytics.log.read_text().count(sql)
+        assert client.query(sql) == answer
+        assert analytics.log.read_text().count(sql) == asked
 
 
 def test_without_its_columnar_node(analytics: Analytics) -> None:
