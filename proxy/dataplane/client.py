@@ -93,8 +93,10 @@ class Client(Sink, Waiter):
         self.settings = settings
         self.binding = worker.catalogues.binding(settings.dbname) if settings.split else None
         """None where what names mean decides nothing, since all goes to the primary."""
-        self.token = Token()
+        self.token = Token(worker.begun_with(settings.dbname, settings.user))
         """What its reads have to see, at `session`."""
+        self.spread_ns = 0
+        """When its reads could last be spread over all copies: a value of `token.seen_ns`."""
         self.level = settings.consistency
         self.analytic_level = settings.analytic_consistency
         self.key_slot = -1
@@ -1213,6 +1215,7 @@ class Client(Sink, Waiter):
                 worker.need_freshness(now)
         else:
             token.seen_node = server.pool.node
+            worker.need_freshness(now, every=0.02)
         if owed.key >= 0:
             worker.was_read(owed.key, now, token.seen_node)
 

@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from ..errors import NodeFailure, NodeRefused, NoServer, TridentError
+from ..ipc.board import user_slot
 from ..metrics.counters import PoolCounters
 from ..pool.permits import first_share
 from ..pool.state import Pool
@@ -53,6 +54,8 @@ class ServerPool:
         """Name on the node."""
         self.user = user
         self.key = f"{node}/{database}/{user}"
+        self.slot = user_slot(database, user)
+        """The board's slot of what is written through it."""
         self.size = size
         """Limit over all workers."""
         self.counters = PoolCounters()
@@ -237,6 +240,14 @@ class ServerPool:
         elif cancel and not any(owed.wrote for owed in server.owed):
             # A statement that may write runs to its end, as it would without a proxy.
             self.cancel(server)
+
+    def wrote(self, key: int) -> None:
+        """A unit that may have written has ended on a server, and its client is about to be told. `key`: the slot of
+        its consistency key, or -1."""
+        worker = self.pools.worker
+        worker.wrote(self.slot)
+        if key >= 0:
+            worker.wrote(key)
 
     def ddl_ended(self) -> None:
         """DDL has ended on a server, or may have, and its client can't tell any more."""

@@ -20,7 +20,7 @@ from .. import ids, log
 from ..clock import Clock
 from ..config.schema import Config, Database, PoolMode
 from ..errors import NoNode, Terminated, TridentError
-from ..ipc.board import Board, slot_of
+from ..ipc.board import Board, slot_of, user_slot
 from ..ipc.messages import (
     Ask,
     Counters,
@@ -40,7 +40,17 @@ from ..ipc.messages import (
 )
 from ..metrics.counters import WorkerCounters
 from ..routing.balance import Balancer
-from ..routing.consistency import ANY, MOVE_WAIT, TOKEN_WAIT, Fallbacks, Token, patience, token_text
+from ..routing.consistency import (
+    ANY,
+    MOVE_WAIT,
+    SPREAD_AFTER_NS,
+    SPREAD_WAIT,
+    TOKEN_WAIT,
+    Fallbacks,
+    Token,
+    patience,
+    token_text,
+)
 from ..routing.policy import DEFAULT, Decision, Policies, Policy
 from ..routing.router import FALLBACKS, Hold, Route, Router
 from ..session.prepared import Statements
@@ -516,6 +526,11 @@ class Worker:
         if self._board is not None:
             self._board.note(slot, self.clock.boot_ns())
 
+    def begun_with(self, database: str, user: str) -> int:
+        """What a new session has to see, as a moment: what sessions of the same user wrote before. It may be one that
+        has connected again."""
+        return self._board.latest(user_slot(database, user)) if self._board is not None else 0
+
     def was_read(self, slot: int, ns: int, node: str) -> None:
         """A read under this key has ended on a node."""
         if self._board is not None:
@@ -554,13 +569,13 @@ class Worker:
             return client.token.with_others(mark, [])
         return ANY
 
-    def need_freshness(self, moment_ns: int, *, waits: bool = False) -> None:
+    def need_freshness(self, moment_ns: int, *, waits: bool = False, every: float = NEED_INTERVAL) -> None:
         """Reads are to go to copies that hold what was committed before this moment; the controller looks faster
-        while it is asked. Those that don't wait for it yet are told of now and then only."""
+        while it is asked. Those that don't wait for it yet are told of once in `every` seconds only."""
         if moment_ns <= self._needed_ns:
             return
         now = self.clock.now()
-        if waits or now - self._need_asked >= NEED_INTERVAL:
+        if waits or now - self._need_asked >= every:
             self._need_asked = now
             self._needed_ns = moment_ns
             self.send(NeedFreshness(moment_ns))
@@ -600,7 +615,7 @@ class Worker:
             )
         except NoNode:
             return None
-        if reads and route.reason in FALLBACKS:
+        if reads and (route.reason in FALLBACKS or self._is_stuck(client)):
             return None
         self._count_read(reads, False)
         self.counters.routed(route.node, route.reason)
@@ -673,6 +688,11 @@ class Worker:
         if route is None:
             assert error is not None
             raise error
+        if route.reason == "read" and token is not ANY and self._is_stuck(client):
+            if not unit.waited:
+                self.need_freshness(token.seen_ns, waits=True)
+                return Hold("spreading", SPREAD_WAIT)
+            client.spread_ns = token.seen_ns
         fell = reads and route.reason in FALLBACKS and self.router.has_replicas
         if fell and policy.stale and (old := self.router.stale(client.load_of)) is not None:
             self.counters.stale_reads += 1
@@ -681,6 +701,14 @@ class Worker:
             return Hold("fallback_share")
         self.counters.routed(route.node, route.reason)
         return route
+
+    def _is_stuck(self, client: Client) -> bool:
+        """Whether a session has read from one copy for long because others are not known to hold what it saw there."""
+        token = client.token
+        if not self.router.sticks(token):
+            client.spread_ns = token.seen_ns
+            return False
+        return token.seen_ns - client.spread_ns > SPREAD_AFTER_NS
 
     def _count_read(self, reads: bool, fell: bool) -> bool:
         """Whether a read may go where it is to go (`routing.fallback_share`)."""

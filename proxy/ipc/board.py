@@ -54,6 +54,11 @@ def slot_of(name: str) -> int:
     return crc32(name.encode("utf-8", "surrogateescape")) % SLOTS
 
 
+def user_slot(database: str, user: str) -> int:
+    """The slot of what a user writes."""
+    return slot_of(f"{database}\0\0{user}")
+
+
 class Board:
     """The board as one worker sees it."""
 

@@ -21,6 +21,11 @@ MOVE_AFTER_NS = 100_000_000
 """Reads stay on the primary for so long after a write even where a copy has it: going over takes a wait."""
 MOVE_WAIT = 0.05
 """Seconds that a read waits for the sample by which it may leave the primary without seeing older data."""
+SPREAD_AFTER_NS = 100_000_000
+"""A session that reads without a pause stays on one copy for so long; then it waits for a sample, by which others may
+serve it too, or a copy that is new would never get it."""
+SPREAD_WAIT = 0.02
+"""Seconds that it waits at most."""
 GLOBAL_WAIT = 0.1
 """Seconds that a `global` read waits for a copy at least: it can't do without a sample."""
 TOKEN_WAIT = 1.0

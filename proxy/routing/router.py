@@ -182,6 +182,11 @@ class Router:
         """Whether a copy that is asked for would serve, but doesn't hold yet what the read has to see."""
         return route.node != node and (node in self.replicas.serving or node in self.columnar.serving)
 
+    def sticks(self, token: Token) -> bool:
+        """Whether a read can't be spread over all replicas, since some may not hold what its session saw on one."""
+        replicas = self.replicas
+        return len(replicas.serving) > 1 and token.seen_ns >= replicas.floor and token.seen_node in replicas.serving
+
     def stale(self, load: Load) -> Route | None:
         """A replica for a read that would rather see old data than wait: the one that is furthest."""
         names = self.replicas.names

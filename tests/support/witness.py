@@ -97,9 +97,15 @@ class Witness:
         return replies
 
     def on_replica(self, client: Wire, sql: str, form: Form = simple) -> str:
-        """Replies to a read that costs the primary nothing."""
+        """Replies to a read that costs the primary nothing, once a replica is known to hold what its session saw."""
         self.ready()
-        replies, nodes = self.ran(client, sql, form)
+        deadline = time.monotonic() + SECONDS
+        while True:
+            before = len(client.log)
+            replies, nodes = self.ran(client, sql, form)
+            if nodes != PRIMARY or self.target.name != SPLIT or time.monotonic() > deadline:
+                break
+            del client.log[before:]  # it is one statement to whoever compares
         where = PRIMARY if self.target.name != SPLIT else nodes - PRIMARY
         assert len(nodes) == 1 and nodes == where, f"{sql}: {replies} on {set(nodes)}"
         return replies
