@@ -109,7 +109,9 @@ class Binding:
             bound = bind(found, catalogue) if catalogue is not None else resolved(found, "no_catalogue")
             if self.refused and not bound.writes:
                 sqlstate = self.refused.get(shape_of(found.text))
-                if sqlstate is not None:
-                    bound = resolved(found, "write_refused_by_standby" if sqlstate == WRITES else "refused_by_standby")
+                if sqlstate == WRITES:
+                    bound = resolved(found, "write_refused_by_standby", watched=True)
+                elif sqlstate is not None:
+                    bound = resolved(found, "refused_by_standby")
             self._bound[found] = bound
         return bound

@@ -16,13 +16,33 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from . import builtins
-from .model import Class, Classification, Effect, Uses
+from .model import Class, Classification, Uses
 
 HARMLESS = ""
 """The reason of a name that is known and does nothing but read what every copy has."""
 
 Names = dict[str, dict[str, str]]
 """name -> schema -> reason why it needs the primary, or HARMLESS."""
+
+
+Marks = dict[str, list[str]]
+"""name -> schemas in which it is marked."""
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """Names by which code is run that may leave something behind in the session (settings, locks, temporary tables
+    ...), or that can't be read. All others that the catalogue has do not."""
+
+    functions: Marks = {}
+    read: Marks = {}
+    """Relations, where they are read: views and policies."""
+    written: Marks = {}
+    """Relations, where they are changed: triggers, rules, defaults, constraints, and what cascades from there."""
+    operators: Marks = {}
+    fields: set[str] = set()
+    """Functions that `relation.name` may call."""
+    hidden: bool = False
+    """Such code is reached without a name."""
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +63,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     hidden: str = ""
     """Why no read may leave the primary, whatever its text: code that isn't harmless is reached without a name, by a
     cast, a domain, an operator class, a type, or the planner (the expression of an index)."""
+    watched: Watched = msgspec.field(default_factory=Watched)
 
 
 def bind(found: Classification, catalogue: Catalogue) -> Classification:
@@ -50,9 +71,17 @@ def bind(found: Classification, catalogue: Catalogue) -> Classification:
     uses = found.uses
     if uses is None:
         return found
-    bound = resolved(found, reason_in(catalogue, uses))
+    bound = resolved(found, reason_in(catalogue, uses), is_watched(catalogue, uses))
     if bound.cls is Class.ANALYTIC and _is_collated(catalogue.collated, uses):
-        return Classification(Class.READ, "collation", kind=bound.kind, fragile=True, retyped=bound.retyped, uses=uses)
+        return Classification(
+            Class.READ,
+            "collation",
+            effects=bound.effects,
+            kind=bound.kind,
+            fragile=True,
+            retyped=bound.retyped,
+            uses=uses,
+        )
     return bound
 
 
@@ -61,17 +90,31 @@ def _is_collated(collated: Mapping[str, bool], uses: Uses) -> bool:
     return any(name in collated and (uses.orders or collated[name]) for name in uses.columns)
 
 
-def resolved(found: Classification, trouble: str) -> Classification:
-    """What a statement is whose names need the primary for this reason, or are HARMLESS."""
+def resolved(found: Classification, trouble: str, watched: bool = False) -> Classification:
+    """What a statement is whose names need the primary for this reason, or are HARMLESS; `watched`: the session is to
+    be looked at afterwards."""
     best = found.at_best or found
     if not trouble:
-        return best
-    if best.writes:
-        return found
+        bound = best
+    elif best.writes or best.cls is Class.SESSION:
+        bound = found
+    else:
+        bound = _on_primary(found, trouble)
+    return bound.watched() if watched else bound
+
+
+def near(found: Classification, catalogue: Catalogue) -> Classification:
+    """What a statement is where all goes to the primary anyhow. What its text shows to be unseen code stays that: it
+    may have been made anew a moment ago."""
+    uses = found.uses
+    return found.watched() if uses is not None and is_watched(catalogue, uses) else found
+
+
+def _on_primary(found: Classification, trouble: str) -> Classification:
     return Classification(
         Class.SESSION if trouble in _NO_WRITES else Class.WRITE,
         trouble,
-        effects=found.effects | (Effect.NONE if trouble in _WITHOUT_CODE else Effect.UNKNOWN_CODE),
+        effects=found.effects,
         settings=found.settings,
         resets=found.resets,
         kind=found.kind,
@@ -83,8 +126,25 @@ def resolved(found: Classification, trouble: str) -> Classification:
 
 _NO_WRITES = frozenset(("foreign_table", "refused_by_standby", "unlogged"))
 """Reasons of what only the primary answers rightly, and writes nothing."""
-_WITHOUT_CODE = _NO_WRITES | {"no_catalogue", "unknown_relation"}
-"""Reasons of what is not known to run any code; a table is much likelier than a view that does."""
+
+
+def is_watched(catalogue: Catalogue, uses: Uses) -> bool:
+    """Whether the session has to be looked at after what uses these names. Of functions that the catalogue doesn't
+    have the text alone tells."""
+    marks = catalogue.watched
+    return (
+        marks.hidden
+        or any(_is_marked(marks.functions, schema, name) for schema, name in uses.functions)
+        or any(_is_marked(marks.operators, schema, name) for schema, name in uses.operators)
+        or any(_is_marked(marks.read, schema, name) for schema, name in uses.relations)
+        or any(_is_marked(marks.written, schema, name) for schema, name in uses.written)
+        or not marks.fields.isdisjoint(uses.fields)
+    )
+
+
+def _is_marked(marks: Marks, schema: str, name: str) -> bool:
+    schemas = marks.get(name)
+    return schemas is not None and (not schema or schema in schemas)
 
 
 def reason_in(catalogue: Catalogue, uses: Uses) -> str:

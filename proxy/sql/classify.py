@@ -15,7 +15,7 @@ from . import lexical
 from .analyze import Opinion, opinion
 from .cache import TextCache
 from .grammar import Unparsed, parse
-from .model import Class, Classification, Effect, Uses
+from .model import DDL, Class, Classification, Effect, Uses, joined
 from .verdicts import RANK, Verdict, judge
 
 MAX_PARSED = 16 * 1024
@@ -96,8 +96,7 @@ def classify(sql: bytes, witness: Callable[[str], Opinion] = opinion) -> Classif
         return _several(verdicts)
     if first.cls is Class.READ or first.cls is Class.ANALYTIC:
         _weigh_opinion(first, witness(text) if first.kind == "select" else Opinion.NONE)
-    reads = first.cls is Class.READ or first.cls is Class.ANALYTIC
-    uses = first.used() if reads or first.doubt else None
+    uses = first.used()
     span = lexical.statement_name(text) if first.name else None
     at_best = _single(first, span, uses)
     if not first.doubt:
@@ -152,11 +151,21 @@ def _weigh_opinion(verdict: Verdict, second: Opinion) -> None:
 
 def _several(verdicts: list[Verdict]) -> Classification:
     """Return what a string of several statements is: one unit, one node, one implicit transaction."""
-    first = verdicts[0]
+    uses = joined([used for verdict in verdicts if (used := verdict.used()) is not None])
+    at_best = _joined(verdicts, uses)
+    is_moving = any(verdict.reason in DDL and verdict.kind != "truncate" for verdict in verdicts)
+    if uses is None or not (is_moving or any(verdict.doubt for verdict in verdicts)):
+        return at_best
     for verdict in verdicts:
         if verdict.doubt:
             verdict.at_least(Class.WRITE, verdict.doubt)
-            verdict.effects |= Effect.UNKNOWN_CODE
+    # Behind DDL in the same string a name may mean what no catalogue tells.
+    verdicts[0].effects |= Effect.UNKNOWN_CODE
+    return _joined(verdicts, None) if is_moving else _joined(verdicts, uses, at_best)
+
+
+def _joined(verdicts: list[Verdict], uses: Uses | None, at_best: Classification | None = None) -> Classification:
+    first = verdicts[0]
     strongest = max(verdicts, key=lambda verdict: RANK[verdict.cls])
     cls, reason = strongest.cls, strongest.reason
     if cls is Class.READ or cls is Class.ANALYTIC:
@@ -177,6 +186,8 @@ def _several(verdicts: list[Verdict]) -> Classification:
         ends_transaction=any(verdict.ends for verdict in verdicts),
         fragile=any(verdict.fragile for verdict in verdicts),
         retyped=any(verdict.retyped for verdict in verdicts),
+        uses=uses,
+        at_best=at_best,
     )
 
 

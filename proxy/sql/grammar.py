@@ -34,6 +34,7 @@ known to be harmless."""
 
 _LEAVES = frozenset({"String", "A_Const", "A_Star", "ParamRef", "Integer", "Float", "Boolean", "BitString"})
 """Harmless, and nothing is below them."""
+MODIFYING_NODES = frozenset({"InsertStmt", "UpdateStmt", "DeleteStmt", "MergeStmt"})
 _RELATION_FIELDS = frozenset({"RangeVar", "relation", "rel", "view", "sequence", "typevar"})
 _OPERATOR_FIELDS = {"A_Expr": "name", "SubLink": "operName", "SortBy": "useOp"}
 _BETWEEN = ("<", "<=", ">", ">=")
@@ -111,6 +112,7 @@ class Survey:
         operators: names of operators; a qualified one is "schema.name".
         types: names of types in casts, without pg_catalog.
         samplers: TABLESAMPLE methods.
+        written: (schema or "", name) of what INSERT, UPDATE, DELETE and MERGE change.
         grouped: there is a GROUP BY, HAVING or JSON aggregate.
         windowed: a function is called OVER a window.
         pointed: a WHERE or ON asks, on its top level, for a column equal to a constant or parameter.
@@ -136,6 +138,7 @@ class Survey:
         "samplers",
         "types",
         "windowed",
+        "written",
     )
 
     def __init__(self) -> None:
@@ -149,6 +152,7 @@ class Survey:
         self.operators: set[str] = set()
         self.types: set[str] = set()
         self.samplers: set[str] = set()
+        self.written: set[tuple[str, str]] = set()
         self.grouped = False
         self.windowed = False
         self.pointed = False
@@ -188,7 +192,7 @@ def survey(tree: Any) -> Survey:
                 seen.windowed = seen.windowed or "over" in child
             elif key in _RELATION_FIELDS:
                 if kind is dict and "relname" in child:
-                    seen.relations.append((child.get("schemaname", ""), child["relname"]))
+                    seen.relations.append(relation_of(child))
             elif key in _OPERATOR_FIELDS:
                 name = child.get(_OPERATOR_FIELDS[key])
                 if name:
@@ -213,6 +217,8 @@ def survey(tree: Any) -> Survey:
                 seen.fields.update(part["String"]["sval"] for part in child if "String" in part)
             elif key == "CommonTableExpr":
                 seen.ctes.add(child["ctename"])
+            elif key in MODIFYING_NODES:
+                seen.written.add(relation_of(child["relation"]))
             elif key == "RangeTableSample":
                 seen.samplers.add(_qualified(child["method"])[1])
             elif key == "groupClause" or key == "havingClause" or key in _JSON_AGGREGATES:
@@ -220,6 +226,11 @@ def survey(tree: Any) -> Survey:
             elif key == "whereClause" or key == "quals":
                 seen.pointed = seen.pointed or _is_pointed(child)
     return seen
+
+
+def relation_of(name: Tree) -> tuple[str, str]:
+    """Return (schema or "", name) of a RangeVar."""
+    return (name.get("schemaname", ""), name["relname"])
 
 
 def _qualified(names: list[Tree]) -> tuple[str, str]:

@@ -6,6 +6,8 @@ PostgreSQL doesn't check (manual, 38.7: a STABLE function may call nextval()), s
 decides and the mark is not asked; for other languages the mark is all there is, and it is believed of extensions
 whose functions are known for keeping it.
 
+By the same looks it finds what is watched: names by which code is run that may leave something behind in the session.
+
 Called by the controller's reader of catalogues and by `pgtrident classify --dsn`.
 """
 
@@ -14,16 +16,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from . import lexical
-from .catalogue import HARMLESS, Catalogue, Names, reason_in, worst
+from .catalogue import HARMLESS, Catalogue, is_watched, reason_in, worst
 from .grammar import Unparsed, parse, parse_plpgsql
-from .model import Class, Uses, names
-from .verdicts import is_unsafe, judge
+from .model import Class, Effect, Uses, names
+from .verdicts import is_unsafe, judge, weigh
 
 Row = list[str | None]
 Rows = Mapping[str, list[Row]]
@@ -58,6 +60,39 @@ SELECT n.nspname, c.relname, pg_catalog.pg_get_expr(p.polqual, p.polrelid)
 FROM pg_catalog.pg_policy p JOIN pg_catalog.pg_class c ON c.oid = p.polrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relrowsecurity AND p.polcmd IN ('*', 'r') AND p.polqual IS NOT NULL""",
+    "triggers": f"""\
+SELECT n.nspname, c.relname, pn.nspname, p.proname,
+ CASE WHEN t.tgqual IS NOT NULL THEN pg_catalog.left(pg_catalog.pg_get_triggerdef(t.oid), {MAX_BODY}) END
+FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace
+WHERE t.tgenabled <> 'D' AND (NOT t.tgisinternal OR t.tgfoid >= {_USERS})""",
+    "rules": f"""\
+SELECT n.nspname, c.relname, pg_catalog.left(pg_catalog.pg_get_ruledef(r.oid), {MAX_BODY})
+FROM pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE r.oid >= {_USERS} AND r.rulename <> '_RETURN' AND r.ev_enabled <> 'D'""",
+    "cascades": """\
+SELECT n.nspname, c.relname, tn.nspname, t.relname
+FROM (SELECT inhparent, inhrelid FROM pg_catalog.pg_inherits
+ UNION SELECT confrelid, conrelid FROM pg_catalog.pg_constraint
+ WHERE contype = 'f' AND (confupdtype IN ('c', 'n', 'd') OR confdeltype IN ('c', 'n', 'd'))) AS e(here, there)
+JOIN pg_catalog.pg_class c ON c.oid = e.here JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_class t ON t.oid = e.there JOIN pg_catalog.pg_namespace tn ON tn.oid = t.relnamespace
+WHERE c.relkind IN ('r', 'p', 'f')""",
+    "expressions": f"""\
+SELECT e.schema, e.name, pg_catalog.left(e.expression, {MAX_BODY}) FROM (
+ SELECT n.nspname, c.relname, x.expression
+ FROM (SELECT adrelid, pg_catalog.pg_get_expr(adbin, adrelid) FROM pg_catalog.pg_attrdef
+  UNION ALL SELECT conrelid, pg_catalog.pg_get_expr(conbin, conrelid)
+  FROM pg_catalog.pg_constraint WHERE contype = 'c' AND conrelid <> 0
+  UNION ALL SELECT polrelid, pg_catalog.pg_get_expr(polqual, polrelid) FROM pg_catalog.pg_policy
+  UNION ALL SELECT polrelid, pg_catalog.pg_get_expr(polwithcheck, polrelid) FROM pg_catalog.pg_policy
+ ) AS x(relation, expression)
+ JOIN pg_catalog.pg_class c ON c.oid = x.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ UNION ALL SELECT NULL, NULL, pg_catalog.pg_get_expr(typdefaultbin, 0) FROM pg_catalog.pg_type
+ WHERE oid >= {_USERS} AND typdefaultbin IS NOT NULL) AS e(schema, name, expression)
+WHERE e.expression ~ '[[:alnum:]_"][(]' AND e.expression !~ '^nextval[(]''[^'']*''::regclass[)]$'""",
     "functions": f"""\
 SELECT n.nspname, p.proname, p.prokind, p.provolatile, l.lanname, e.extname,
  pg_catalog.left(CASE l.lanname WHEN 'plpgsql' THEN pg_catalog.pg_get_functiondef(p.oid)
@@ -145,6 +180,8 @@ SELECT {
             ("pg_rewrite", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_policy", "t.oid", "true"),
             ("pg_inherits", "t.inhrelid", "true"),
+            ("pg_trigger", "t.oid", f"NOT t.tgisinternal OR t.tgfoid >= {_USERS}"),
+            ("pg_attrdef", "t.oid", "true"),
             ("pg_operator", "t.oid", f"t.oid >= {_USERS} OR t.oprnegate >= {_USERS} OR t.oprcom >= {_USERS}"),
             ("pg_cast", "t.oid", f"t.oid >= {_USERS}"),
             ("pg_amop", "t.oid", f"t.oid >= {_USERS}"),
@@ -168,68 +205,110 @@ def catalogue_of(rows: Rows) -> Catalogue:
         *_relations(rows["relations"], rows["parents"], rows["policies"]),
         *_functions(rows["functions"], {row[1] or "" for row in rows["relations"]}),
         *_operators(rows["operators"]),
+        *_written(rows),
     ]
     catalogue = Catalogue(version=_mark(rows))
+    hidden = [_Code(uses=[_of_function(row)]) for row in rows["implied"]]
+    hidden += [_expression(condition) for (condition,) in rows["domains"]]
+    _find_reasons(catalogue, things)
+    reasons = [one.reason for one in hidden]
+    reasons += [reason_in(catalogue, uses) for one in hidden for uses in one.uses]
+    _find_watched(catalogue, things)
+    hidden += [_expression(text) for _, name, text in rows["expressions"] if name is None]
+    is_hidden = any(one.watched or any(is_watched(catalogue, uses) for uses in one.uses) for one in hidden)
+    watched = msgspec.structs.replace(catalogue.watched, hidden=is_hidden)
+    collated = {name or "": alike == "true" for name, alike in rows["collations"]}
+    if collated:
+        collated["*"] = any(collated.values())
+    return msgspec.structs.replace(catalogue, collated=collated, hidden=worst(reasons), watched=watched)
+
+
+class _Code:
+    """What some code is: why it needs the primary by itself, whether it may touch the session by itself (or can't be
+    read), and what it uses in turn."""
+
+    __slots__ = ("reason", "uses", "watched")
+
+    def __init__(self, reason: str = HARMLESS, uses: Iterable[Uses] = (), watched: bool = False) -> None:
+        self.reason = reason
+        self.uses = list(uses)
+        self.watched = watched
+
+    def add(self, more: _Code) -> None:
+        """It does that too."""
+        self.reason = worst([self.reason, more.reason])
+        self.uses += more.uses
+        self.watched = self.watched or more.watched
+
+
+class _Thing:
+    """Something with a name, and the code that it stands for. Of kind "written" is what runs when a relation is
+    changed: that decides nothing but whether it is watched."""
+
+    __slots__ = ("code", "is_field", "kind", "name", "schema")
+
+    def __init__(self, kind: str, schema: str | None, name: str | None, code: _Code) -> None:
+        self.kind = kind
+        self.schema = schema or ""
+        self.name = name or ""
+        self.code = code
+        self.is_field = False
+
+
+def _find_reasons(catalogue: Catalogue, things: list[_Thing]) -> None:
+    """Say why names need the primary."""
     tables = {
         "function": catalogue.functions,
         "relation": catalogue.relations,
         "operator": catalogue.operators,
     }
-    for thing in things:
-        _note(tables[thing.kind], thing)
-        _note_field(catalogue, thing)
-    _spread(catalogue, tables, things)
-    hidden = [reason_in(catalogue, _of_function(row)) for row in rows["implied"]]
-    for (condition,) in rows["domains"]:
-        reason, uses = _expression(condition)
-        hidden += [reason, *(reason_in(catalogue, one) for one in uses)]
-    collated = {name or "": alike == "true" for name, alike in rows["collations"]}
-    if collated:
-        collated["*"] = any(collated.values())
-    return msgspec.structs.replace(catalogue, collated=collated, hidden=worst(hidden))
+
+    def note(thing: _Thing) -> bool:
+        # One name may stand for several things in a schema (overloads): the worst of them counts.
+        reason = thing.code.reason
+        schemas = tables[thing.kind].setdefault(thing.name, {})
+        schemas[thing.schema] = worst([schemas.get(thing.schema, HARMLESS), reason])
+        if thing.is_field and reason:
+            catalogue.fields[thing.name] = worst([catalogue.fields.get(thing.name, HARMLESS), reason])
+        return bool(reason)
+
+    def weigh(thing: _Thing) -> bool:
+        thing.code.reason = next((r for uses in thing.code.uses if (r := reason_in(catalogue, uses))), HARMLESS)
+        return bool(thing.code.reason) and note(thing)
+
+    _spread([thing for thing in things if thing.kind in tables and not note(thing)], weigh)
 
 
-class _Thing:
-    """Something with a name: why it needs the primary by itself, and what it uses in turn."""
+def _find_watched(catalogue: Catalogue, things: list[_Thing]) -> None:
+    """Say by which names code is run that may touch the session."""
+    watched = catalogue.watched
+    tables = {
+        "function": watched.functions,
+        "relation": watched.read,
+        "written": watched.written,
+        "operator": watched.operators,
+    }
 
-    __slots__ = ("is_field", "kind", "name", "reason", "schema", "uses")
+    def weigh(thing: _Thing) -> bool:
+        if not (thing.code.watched or any(is_watched(catalogue, uses) for uses in thing.code.uses)):
+            return False
+        schemas = tables[thing.kind].setdefault(thing.name, [])
+        if thing.schema not in schemas:
+            schemas.append(thing.schema)
+        if thing.is_field:
+            watched.fields.add(thing.name)
+        return True
 
-    def __init__(self, kind: str, schema: str, name: str, reason: str, uses: Iterable[Uses] = ()) -> None:
-        self.kind = kind
-        self.schema = schema
-        self.name = name
-        self.reason = reason
-        self.uses = list(uses)
-        self.is_field = False
-
-
-def _note(known: Names, thing: _Thing) -> None:
-    """One name may stand for several things in a schema (overloads): the worst of them counts."""
-    schemas = known.setdefault(thing.name, {})
-    schemas[thing.schema] = worst([schemas.get(thing.schema, HARMLESS), thing.reason])
-
-
-def _note_field(catalogue: Catalogue, thing: _Thing) -> None:
-    if thing.is_field and thing.reason:
-        catalogue.fields[thing.name] = worst([catalogue.fields.get(thing.name, HARMLESS), thing.reason])
+    _spread(things, weigh)
 
 
-def _spread(catalogue: Catalogue, tables: Mapping[str, Names], things: list[_Thing]) -> None:
-    """What uses something that needs the primary needs it too, until nothing changes."""
-    open_things = [thing for thing in things if not thing.reason and thing.uses]
-    changed = True
-    while changed:
-        changed = False
-        left = []
-        for thing in open_things:
-            thing.reason = next((reason for uses in thing.uses if (reason := reason_in(catalogue, uses))), HARMLESS)
-            if thing.reason:
-                _note(tables[thing.kind], thing)
-                _note_field(catalogue, thing)
-                changed = True
-            else:
-                left.append(thing)
-        open_things = left
+def _spread(things: list[_Thing], weigh: Callable[[_Thing], bool]) -> None:
+    """What uses something that is found out uses that too, until nothing changes."""
+    while things:
+        left = [thing for thing in things if not weigh(thing)]
+        if len(left) == len(things):
+            return
+        things = [thing for thing in left if thing.code.uses]
 
 
 def _mark(rows: Rows) -> str:
@@ -250,15 +329,37 @@ _PARENTS = {"u": "unlogged", "f": "foreign_table"}
 
 def _relations(relations: list[Row], parents: list[Row], policies: list[Row]) -> Iterator[_Thing]:
     for schema, name, kind, persistence, definition in relations:
+        code = _statements(definition) if definition is not None else _Code()
+        if definition is not None:
+            # It may be changed like a table; then what it is made of is.
+            yield _Thing("written", schema, name, _Code(uses=[Uses(written=uses.relations) for uses in code.uses]))
         reason = "unlogged" if persistence == "u" else _KINDS.get(kind or "", HARMLESS)
-        uses: list[Uses] = []
-        if definition is not None and not reason:
-            reason, uses = _statements(definition)
-        yield _Thing("relation", schema or "", name or "", reason, uses)
+        yield _Thing("relation", schema, name, _Code(reason or code.reason, code.uses, code.watched))
     for schema, name, kind in parents:
-        yield _Thing("relation", schema or "", name or "", _PARENTS[kind or "u"])
+        yield _Thing("relation", schema, name, _Code(_PARENTS[kind or "u"]))
     for schema, name, condition in policies:
-        yield _Thing("relation", schema or "", name or "", *_expression(condition))
+        yield _Thing("relation", schema, name, _expression(condition))
+
+
+def _written(rows: Rows) -> Iterator[_Thing]:
+    """What runs when a relation is changed."""
+    for schema, name, *function, definition in rows["triggers"]:
+        code = _Code(uses=[_of_trigger(*function)])
+        if definition is not None:
+            code.add(_within(definition))
+        yield _Thing("written", schema, name, code)
+    for schema, name, definition in rows["rules"]:
+        yield _Thing("written", schema, name, _within(definition or ""))
+    for schema, name, *there in rows["cascades"]:
+        yield _Thing("written", schema, name, _Code(uses=[Uses(written=frozenset({(there[0] or "", there[1] or "")}))]))
+    for schema, name, expression in rows["expressions"]:
+        if name is not None:
+            yield _Thing("written", schema, name, _expression(expression))
+
+
+def _of_trigger(schema: str | None, name: str | None) -> Uses:
+    """The use of a trigger's function. PostgreSQL's own leave nothing behind."""
+    return Uses() if schema == "pg_catalog" else Uses(functions=frozenset({(schema or "", name or "")}))
 
 
 # --- functions ---------------------------------------------------------------------------------------
@@ -287,25 +388,33 @@ _SETTINGS = ("standard_conforming_strings=", "transaction_")
 """Settings of a function by which its body is read otherwise than here, or can't run on a standby."""
 
 
+_TEMPORARY = ("search_path=pg_temp", 'search_path="pg_temp')
+"""Settings of a function by which all that it creates is temporary."""
+_TRIGGERS = names("autoinc insert_username lo_manage moddatetime")
+"""Functions of extensions that triggers run, and that leave nothing behind in the session."""
+
+
 def _functions(functions: list[Row], relations: Collection[str]) -> Iterator[_Thing]:
     for schema, name, kind, volatile, language, extension, body, defaults, is_field, parts, settings in functions:
-        reason, uses = HARMLESS, []
-        if settings and any(line.startswith(_SETTINGS) for line in settings.split("\n")):
-            reason = "unknown_function"
-        elif kind == "a":
-            uses = [_of_function(part) for part in json.loads(parts or "[]")]
+        code = _Code()
+        if kind == "a":
+            code.uses = [_of_function(part) for part in json.loads(parts or "[]")]
         elif language == "plpgsql" and body is not None:
-            reason, uses = _plpgsql(body, relations)
+            code = _plpgsql(body, relations)
         elif language == "sql" and body is not None:
-            reason, uses = _sql_body(body)
+            code = _sql_body(body)
         elif language == "internal" and body in _CONSTRUCTORS:
             pass
         elif not _is_kept(name or "", volatile or "v", language or "", extension):
-            reason = "volatile_function" if volatile == "v" else "unknown_function"
-        if defaults is not None and not reason:
-            reason, more = _expression(defaults)
-            uses = [*uses, *more]
-        thing = _Thing("function", schema or "", name or "", reason, uses)
+            code.reason = "volatile_function" if volatile == "v" else "unknown_function"
+            code.watched = extension is None or (volatile == "v" and name not in _TRIGGERS)
+        lines = settings.split("\n") if settings else []
+        if any(line.startswith(_SETTINGS) for line in lines):
+            code = _Code("unknown_function", watched=True)
+        if any(line.startswith(_TEMPORARY) for line in lines):
+            code.watched = True
+        code.add(_expression(defaults))
+        thing = _Thing("function", schema, name, code)
         thing.is_field = is_field == "t"
         yield thing
 
@@ -328,30 +437,45 @@ def _of_function(function: Row) -> Uses:
 
 def _operators(operators: list[Row]) -> Iterator[_Thing]:
     for schema, name, *function in operators:
-        yield _Thing("operator", schema or "", name or "", HARMLESS, [_of_function(function)])
+        yield _Thing("operator", schema, name, _Code(uses=[_of_function(function)]))
 
 
 # --- what code does ----------------------------------------------------------------------------------
 
 
-def _statements(text: str) -> tuple[str, list[Uses]]:
-    """Why any statement of a text needs the primary by itself, and what they use."""
+_TOUCHES = ~(Effect.SEQUENCE | Effect.LOCAL | Effect.OWN_NAMES)
+"""Effects of which something is left behind, or may be."""
+
+
+def _statements(text: str) -> _Code:
+    """What the statements of a text do."""
     if len(text) >= MAX_BODY or lexical.trouble(text) or lexical.too_many_parts(text.encode("utf-8", "surrogatepass")):
-        return "too_complex", []
+        return _Code("too_complex", watched=True)
     try:
         verdicts = [judge(node, body, "") for node, body in parse(text)]
     except Unparsed:
-        return "unknown_function", []
+        return _Code("unknown_function", watched=True)
     reasons = [verdict.reason for verdict in verdicts if verdict.cls not in (Class.READ, Class.ANALYTIC)]
-    return worst(reasons), [uses for verdict in verdicts if (uses := verdict.used()) is not None]
+    uses = [used for verdict in verdicts if (used := verdict.used()) is not None]
+    return _Code(worst(reasons), uses, any(verdict.effects & _TOUCHES for verdict in verdicts))
 
 
-def _expression(text: str | None) -> tuple[str, list[Uses]]:
+def _within(definition: str) -> _Code:
+    """What a definition of a rule or trigger runs."""
+    try:
+        verdict = weigh([body for _, body in parse(definition)])
+    except Unparsed:
+        return _Code(watched=True)
+    used = verdict.used()
+    return _Code(uses=[used] if used is not None else [], watched=bool(verdict.effects & _TOUCHES))
+
+
+def _expression(text: str | None) -> _Code:
     """The same for an expression, or several with commas between."""
-    return _statements(f"SELECT {text}") if text else (HARMLESS, [])
+    return _statements(f"SELECT {text}") if text else _Code()
 
 
-def _sql_body(body: str) -> tuple[str, list[Uses]]:
+def _sql_body(body: str) -> _Code:
     """The body of an SQL function: a string, or as PostgreSQL prints RETURN and BEGIN ATOMIC (manual, CREATE
     FUNCTION)."""
     bare = body.strip()
@@ -374,15 +498,17 @@ _PLPGSQL_HARMLESS = names(
 )
 """Nodes that do nothing themselves: what they run is in the SQL that they hold. Not among them: EXECUTE of a string,
 CALL, COMMIT, and OPEN, whose cursor outlives the call."""
+_PLPGSQL_CURSORS = names("PLpgSQL_stmt_close PLpgSQL_stmt_fetch PLpgSQL_stmt_open")
+"""Of the others these leave nothing in the session: such a cursor ends with the transaction."""
 _STATEMENT, _EXPRESSION = 0, 2
 """PLpgSQL_expr.parseMode; the others are assignments (parser/parser.h, RawParseMode)."""
 
 
-def _plpgsql(definition: str, relations: Collection[str]) -> tuple[str, list[Uses]]:
+def _plpgsql(definition: str, relations: Collection[str]) -> _Code:
     if len(definition) >= MAX_BODY:
-        return "too_complex", []
+        return _Code("too_complex", watched=True)
     if _gives_records_values(definition):
-        return "unknown_function", []
+        return _Code("unknown_function", watched=True)
     try:
         tree = parse_plpgsql(definition)
     except Unparsed:
@@ -390,9 +516,8 @@ def _plpgsql(definition: str, relations: Collection[str]) -> tuple[str, list[Use
         try:
             tree = parse_plpgsql(_with_records(definition, relations))
         except Unparsed:
-            return "unknown_function", []
-    reasons: list[str] = []
-    uses: list[Uses] = []
+            return _Code("unknown_function", watched=True)
+    code = _Code()
     stack: list[Any] = [tree]
     while stack:
         value = stack.pop()
@@ -400,15 +525,13 @@ def _plpgsql(definition: str, relations: Collection[str]) -> tuple[str, list[Use
             stack.extend(value)
         elif type(value) is dict:
             for key, child in value.items():
+                if key == "PLpgSQL_expr":
+                    code.add(_plpgsql_sql(child["query"], child.get("parseMode", _STATEMENT)))
+                    continue
                 if (key.startswith("PLpgSQL_") and key not in _PLPGSQL_HARMLESS) or key == "dynquery":
-                    reasons.append("runs_sql")
-                elif key == "PLpgSQL_expr":
-                    reason, more = _plpgsql_sql(child["query"], child.get("parseMode", _STATEMENT))
-                    reasons.append(reason)
-                    uses += more
-                else:
-                    stack.append(child)
-    return worst(reasons), uses
+                    code.add(_Code("runs_sql", watched=key not in _PLPGSQL_CURSORS))
+                stack.append(child)
+    return code
 
 
 _BODY = re.compile(r"\sAS (\$[^$]*\$)(.*)\1\s*$", re.DOTALL)
@@ -459,7 +582,7 @@ def _with_records(definition: str, relations: Collection[str]) -> str:
     return definition[: body.start(2)] + "".join(out) + definition[body.end(2) :]
 
 
-def _plpgsql_sql(query: str, mode: int) -> tuple[str, list[Uses]]:
+def _plpgsql_sql(query: str, mode: int) -> _Code:
     if mode == _STATEMENT:
         return _statements(query)
     if mode == _EXPRESSION:
@@ -470,9 +593,7 @@ def _plpgsql_sql(query: str, mode: int) -> tuple[str, list[Uses]]:
         mark = query[start:end]
         depth += (mark in "([") - (mark in ")]") if len(mark) == 1 else 0
         if depth == 0 and mark in (":", "=", ":="):
-            value = query[end:].removeprefix("=")
-            target = query[:start]
-            reason, uses = _expression(value)
-            reason_of_target, more = _expression(target)
-            return worst([reason, reason_of_target]), uses + more
-    return "unknown_function", []
+            code = _expression(query[end:].removeprefix("="))
+            code.add(_expression(query[:start]))
+            return code
+    return _Code("unknown_function", watched=True)

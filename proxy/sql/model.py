@@ -94,11 +94,12 @@ class Uses:
         functions, relations, operators: (schema or "", name).
         fields: last parts of dotted names: `relation.name` calls a function if there is no such column.
         ctes: names that WITH gives; a relation of such a name may be that, and be nothing of the database.
+        written: those of the relations that are changed, by which triggers and the like are run.
         columns: of an analytic statement the columns that it names; "*" for any, "" for a text of its own.
         orders: whether it compares or sorts them, or does what else depends on their collation.
     """
 
-    __slots__ = ("columns", "ctes", "fields", "functions", "operators", "orders", "relations")
+    __slots__ = ("columns", "ctes", "fields", "functions", "operators", "orders", "relations", "written")
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class Uses:
         ctes: frozenset[str] = frozenset(),
         columns: frozenset[str] = frozenset(),
         orders: bool = False,
+        written: frozenset[tuple[str, str]] = frozenset(),
     ) -> None:
         self.functions = functions
         self.relations = relations
@@ -117,6 +119,23 @@ class Uses:
         self.ctes = ctes
         self.columns = columns
         self.orders = orders
+        self.written = written
+
+
+def joined(several: list[Uses]) -> Uses | None:
+    """All that several statements use; None if there is nothing."""
+    if not several:
+        return None
+    return Uses(
+        functions=frozenset().union(*(uses.functions for uses in several)),
+        relations=frozenset().union(*(uses.relations for uses in several)),
+        operators=frozenset().union(*(uses.operators for uses in several)),
+        fields=frozenset().union(*(uses.fields for uses in several)),
+        ctes=frozenset().union(*(uses.ctes for uses in several)),
+        written=frozenset().union(*(uses.written for uses in several)),
+        columns=frozenset().union(*(uses.columns for uses in several)),
+        orders=any(uses.orders for uses in several),
+    )
 
 
 class Classification:
@@ -143,7 +162,7 @@ class Classification:
         quick: plain, and no DDL: it may go the fast way.
         writes: whether its class is write.
         reads_wishes: whether it may read or set the proxy's own settings (`pgtrident.*`).
-        uses: names whose meaning the database decides, or None where they don't matter.
+        uses: names whose meaning the database decides, or None if there are none.
         text: what was classified, for the one text (of those with equal digits folded) that was looked at.
         at_best: what it is if all names in `uses` turn out to be harmless; None if it is that already.
     """
@@ -213,6 +232,30 @@ class Classification:
         self.at_best = at_best
         self.text = b""
         self.reads_wishes = False
+
+    def watched(self) -> Classification:
+        """The same as a new one that runs code that can't be seen."""
+        found = Classification(
+            self.cls,
+            self.reason,
+            effects=self.effects | Effect.UNKNOWN_CODE,
+            settings=self.settings,
+            resets=self.resets,
+            statements=self.statements,
+            kind=self.kind,
+            name=self.name,
+            name_span=self.name_span,
+            starts_transaction=self.starts_transaction,
+            ends_transaction=self.ends_transaction,
+            read_only_transaction=self.read_only_transaction,
+            fragile=self.fragile,
+            retyped=self.retyped,
+            uses=self.uses,
+        )
+        found.text = self.text
+        found.reads_wishes = self.reads_wishes
+        found.quick = found.quick and self.quick
+        return found
 
     def __repr__(self) -> str:
         return f"Classification({self.cls}, {self.reason}, {self.effects!r})"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import builtins, portable
-from .grammar import READ_NODES, Survey, Tree, constant, mentions_temp, survey
+from .grammar import MODIFYING_NODES, READ_NODES, Survey, Tree, constant, mentions_temp, relation_of, survey
 from .model import Class, Effect, Uses, is_parsed_by, names
 
 RANK = {Class.READ: 0, Class.ANALYTIC: 1, Class.SESSION: 2, Class.WRITE: 3}
@@ -91,6 +91,7 @@ class Verdict:
             ctes=frozenset(name for seen in self.seen for name in seen.ctes),
             columns=frozenset(name for seen in self.seen for name in portable.columns(seen)) if analytic else _NOTHING,
             orders=analytic and any(portable.orders(seen) for seen in self.seen),
+            written=frozenset(relation for seen in self.seen for relation in seen.written),
         )
         return uses if uses.functions or uses.relations or uses.operators or uses.fields else None
 
@@ -113,7 +114,7 @@ def _select(body: Tree) -> Verdict:
     """SELECT, VALUES, TABLE, set operations, WITH in front of any of them."""
     seen = survey(body)
     verdict = Verdict("select", Class.READ)
-    if seen.nodes & _MODIFYING:
+    if seen.nodes & MODIFYING_NODES:
         verdict.at_least(Class.WRITE, "modifying_cte")
     if "intoClause" in seen.nodes:
         if mentions_temp(body.get("intoClause")):
@@ -135,12 +136,18 @@ def _select(body: Tree) -> Verdict:
 def _dml(kind: str) -> Callable[[Tree], Verdict]:
     def rule(body: Tree) -> Verdict:
         verdict = Verdict(kind)
-        _weigh_uses(verdict, survey(body))
+        _weigh_uses(verdict, _survey_of_write(body))
         if body.get("relation", {}).get("relname") == "pg_settings":
             verdict.effects |= Effect.SET_ANY  # its rule runs set_config()
         return verdict
 
     return rule
+
+
+def _survey_of_write(body: Tree) -> Survey:
+    seen = survey(body)
+    seen.written.add(relation_of(body["relation"]))
+    return seen
 
 
 def _create_table_as(body: Tree) -> Verdict:
@@ -159,7 +166,7 @@ def _create_table_as(body: Tree) -> Verdict:
 def _copy(body: Tree) -> Verdict:
     if body.get("is_from"):
         verdict = Verdict("copy", reason="copy_from")
-        _weigh_uses(verdict, survey(body))
+        _weigh_uses(verdict, _survey_of_write(body))
         return verdict
     query = body.get("query", {})
     if "SelectStmt" in query:
@@ -226,7 +233,20 @@ def _alter_table(body: Tree) -> Verdict:
     return verdict
 
 
-_MODIFYING = frozenset({"InsertStmt", "UpdateStmt", "DeleteStmt", "MergeStmt"})
+def _truncate(body: Tree) -> Verdict:
+    """It fires triggers, unlike most DDL."""
+    verdict = Verdict("truncate", reason="ddl")
+    seen = survey(body)
+    seen.written.update(seen.relations)
+    verdict.seen.append(seen)
+    return verdict
+
+
+def weigh(tree: object) -> Verdict:
+    """Return what running all expressions and statements within a tree means for the session."""
+    verdict = Verdict("rule")
+    _weigh_uses(verdict, survey(tree))
+    return verdict
 
 
 # --- what a query uses -------------------------------------------------------------------------------
@@ -547,6 +567,7 @@ _RULES: dict[str, Callable[[Tree], Verdict]] = {
     "MergeStmt": _dml("merge"),
     "CreateTableAsStmt": _create_table_as,
     "CopyStmt": _copy,
+    "TruncateStmt": _truncate,
     "ExplainStmt": _explain,
     "CallStmt": _call,
     "DoStmt": _do,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.routing.bind import Binding
 from proxy.sql import inventory
-from proxy.sql.catalogue import Catalogue, bind
+from proxy.sql.catalogue import Catalogue, bind, near
 from proxy.sql.classify import classify
 from proxy.sql.model import Class, Effect
 
@@ -163,6 +163,186 @@ def test_settings_of_a_function(settings: str, reason: str) -> None:
 def test_values_of_records_are_not_in_the_tree(declared: str, reason: str) -> None:
     body = plpgsql(f"DECLARE {declared} BEGIN RETURN 1; END")
     assert functions(function("f", body, "plpgsql"))["f"]["public"] == reason
+
+
+SETS = "PERFORM set_config('work_mem', '7MB', false)"
+LEAVES = [
+    SETS,
+    "SET work_mem = '7MB'",
+    "PERFORM set_config(x, 'a', false)",
+    "PERFORM set_config('work_mem', 'a', local)",
+    "PERFORM pg_advisory_lock(1)",
+    "PERFORM pg_catalog.pg_try_advisory_lock_shared(1)",
+    "LISTEN jobs",
+    "CREATE TEMP TABLE t (a int)",
+    "DROP TABLE t",
+    "EXECUTE 'SELECT 1'",
+    "FOR r IN EXECUTE x LOOP NULL; END LOOP",
+    "OPEN c FOR EXECUTE x",
+    "CALL p()",
+    "PERFORM query_to_xml(x, true, true, '')",
+    "PERFORM setter()",
+    "PERFORM 1 <!> 2",
+    "SELECT * INTO r FROM setting_view",
+    "INSERT INTO fires VALUES (1)",
+    "WITH w AS (DELETE FROM public.fires RETURNING 1) SELECT * INTO r FROM w",
+    "TRUNCATE fires",
+    "x := set_config('work_mem', '7MB', false)",
+    "nonsense ((",
+]
+LEAVES_NOTHING = [
+    "SET LOCAL work_mem = '7MB'",
+    "PERFORM set_config('work_mem', '7MB', true)",
+    "PERFORM pg_advisory_xact_lock(1), pg_notify('a', 'b'), nextval('s'), currval('s')",
+    "CREATE TEMP TABLE t (a int) ON COMMIT DROP",
+    "INSERT INTO item VALUES (1); UPDATE item SET a = 1; DELETE FROM item",
+    "SELECT * INTO r FROM fires",
+    "OPEN c FOR SELECT 1; FETCH c INTO x; CLOSE c",
+    "NOTIFY jobs",
+    "PERFORM some_function_of_postgresql()",
+    "PERFORM f(1)",
+]
+AROUND: dict[str, Any] = {
+    "relations": [
+        ITEM,
+        ["public", "fires", "r", "p", None],
+        ["public", "setting_view", "v", "p", "SELECT public.setter() AS a"],
+    ],
+    "triggers": [["public", "fires", "public", "setter", None]],
+    "operators": [["public", "<!>", "public", "setter", "v"]],
+}
+
+
+@pytest.mark.parametrize("kind", ["i integer", "trigger"])
+@pytest.mark.parametrize(
+    ("body", "watched"), [*((body, True) for body in LEAVES), *((body, False) for body in LEAVES_NOTHING)]
+)
+def test_what_is_watched_of_a_body(body: str, watched: bool, kind: str) -> None:
+    text = plpgsql(f"DECLARE x text; local bool; r record; c refcursor; BEGIN {body}; RETURN NULL; END")
+    if kind == "trigger":
+        text = text.replace("(i integer) RETURNS integer", "() RETURNS trigger")
+    setter = function("setter", plpgsql(f"BEGIN {SETS}; RETURN 1; END"), "plpgsql")
+    found = inventory.catalogue_of({**NONE, **AROUND, "functions": [function("f", text, "plpgsql"), setter]})
+    assert ("f" in found.watched.functions) == watched
+    assert found.watched.functions["setter"] == ["public"]
+
+
+@pytest.mark.parametrize(
+    ("language", "more", "watched"),
+    [
+        ("c", {"volatile": "i", "extension": "anything"}, False),
+        ("c", {"volatile": "s", "extension": "anything"}, False),
+        ("c", {"volatile": "v", "extension": "pg_trgm"}, True),
+        ("c", {"volatile": "i"}, True),
+        ("plpython3u", {"volatile": "i"}, True),
+        ("sql", {}, False),
+        ("sql", {"settings": "search_path=public, pg_temp"}, False),
+        ("sql", {"settings": "search_path=pg_temp, public"}, True),
+        ("sql", {"settings": "standard_conforming_strings=off"}, True),
+        ("sql", {"defaults": "1, set_config('a.b', 'c', false)"}, True),
+    ],
+)
+def test_what_is_watched_of_a_function(language: str, more: dict[str, str], watched: bool) -> None:
+    found = inventory.catalogue_of({**NONE, "functions": [function("f", "SELECT 1", language, **more)]})
+    assert ("f" in found.watched.functions) == watched
+
+
+WHEN = "CREATE TRIGGER t BEFORE UPDATE ON public.item FOR EACH ROW WHEN (public.setter() > 0) EXECUTE FUNCTION "
+RULE = "CREATE RULE r AS ON INSERT TO public.item DO ALSO "
+CODE_OF_WRITES: dict[str, dict[str, Any]] = {
+    "trigger": {"triggers": [["public", "item", "public", "setter", None]]},
+    "condition of a trigger": {"triggers": [["public", "item", "pg_catalog", "own", WHEN + "own()"]]},
+    "rule": {"rules": [["public", "item", RULE + "SELECT public.setter()"]]},
+    "write of a rule": {"rules": [["public", "item", RULE + "INSERT INTO public.fires VALUES (1)"]]},
+    "unreadable rule": {"rules": [["public", "item", RULE + "(("]]},
+    "default": {"expressions": [["public", "item", "public.setter()"]]},
+    "default that sets": {"expressions": [["public", "item", "set_config('a.b'::text, 'c'::text, false)"]]},
+    "check": {"expressions": [["public", "item", "((a > 0) AND (public.setter() > a))"]]},
+    "cascade": {"cascades": [["public", "item", "public", "fires"]]},
+    "cascades": {"cascades": [["public", "item", "public", "middle"], ["public", "middle", "public", "fires"]]},
+}
+
+
+@pytest.mark.parametrize("what", CODE_OF_WRITES)
+def test_writes_that_run_code_are_watched_and_reads_are_not(what: str) -> None:
+    setter = function("setter", plpgsql(f"BEGIN {SETS}; RETURN 1; END"), "plpgsql")
+    rows: dict[str, Any] = {**NONE, **AROUND, "functions": [setter]}
+    rows["relations"] = [*rows["relations"], ["public", "above", "v", "p", "SELECT a FROM public.item"]]
+    quiet = inventory.catalogue_of(rows)
+    rows |= {name: rows[name] + more for name, more in CODE_OF_WRITES[what].items()}
+    found = inventory.catalogue_of(rows)
+    for write in (
+        "INSERT INTO item SELECT 1",
+        "UPDATE public.item SET a = 1",
+        "DELETE FROM above",
+        "MERGE INTO item USING fires ON true WHEN MATCHED THEN DELETE",
+        "COPY item FROM STDIN",
+        "TRUNCATE item",
+        "WITH w AS (UPDATE item SET a = 1 RETURNING a) SELECT * FROM w",
+        "SELECT 1; INSERT INTO item VALUES (1)",
+        "EXPLAIN ANALYZE INSERT INTO item VALUES (1)",
+        "BEGIN; DELETE FROM item; COMMIT",
+    ):
+        text = classify(write.encode())
+        assert not bind(text, quiet).effects and near(text, quiet) is text, write
+        for bound in (bind(text, found), near(text, found)):
+            assert bound.effects == Effect.UNKNOWN_CODE, write
+            assert (bound.cls, bound.reason, bound.kind) == (text.cls, text.reason, text.kind)
+            assert (bound.statements, bound.ends_transaction) == (text.statements, text.ends_transaction)
+    for read in ("SELECT * FROM item", "SELECT * FROM above", "COPY item TO STDOUT", "INSERT INTO other TABLE item"):
+        text = classify(read.encode())
+        assert near(text, found) is text, read
+        assert not bind(text, found).effects, read
+
+
+def test_reads_that_run_code_are_watched() -> None:
+    setter = function("setter", plpgsql(f"BEGIN {SETS}; RETURN 1; END"), "plpgsql", field="t")
+    rows: dict[str, Any] = {
+        **NONE,
+        **AROUND,
+        "functions": [setter],
+        "policies": [["public", "item", "public.setter()"]],
+    }
+    found = inventory.catalogue_of(rows)
+    for text in map(
+        classify,
+        (
+            b"SELECT * FROM item",
+            b"SELECT a FROM public.setting_view",
+            b"INSERT INTO other SELECT a FROM setting_view",
+            b"SELECT 1 <!> 2",
+            b"SELECT o.setter FROM other o",
+            b"SELECT setter()",
+        ),
+    ):
+        assert bind(text, found).effects == near(text, found).effects == Effect.UNKNOWN_CODE, text.text
+        assert near(text, found).cls is text.cls
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"implied": [["public", "setter", "i"]]},
+        {"domains": [["(public.setter() > 0)"]]},
+        {"expressions": [[None, None, "public.setter()"]]},
+    ],
+)
+def test_code_without_a_name_makes_all_watched(hidden: dict[str, Any]) -> None:
+    setter = function("setter", plpgsql(f"BEGIN {SETS}; RETURN 1; END"), "plpgsql")
+    for body, watched in ((setter, True), (function("setter", "SELECT nextval('s')"), False)):
+        found = inventory.catalogue_of({**NONE, "relations": [ITEM], "functions": [body], **hidden})
+        assert (Effect.UNKNOWN_CODE in near(classify(b"DELETE FROM item"), found).effects) == watched
+
+
+def test_what_was_made_anew_in_the_same_string_is_not_believed() -> None:
+    known = Catalogue(version="1", functions={"f": {"public": ""}}, relations={"item": {"public": ""}})
+    assert not bind(classify(b"SELECT f(); INSERT INTO item VALUES (f())"), known).effects
+    for text in (
+        b"CREATE OR REPLACE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 2'; SELECT f()",
+        b"CREATE TRIGGER t BEFORE INSERT ON item EXECUTE FUNCTION g(); INSERT INTO item VALUES (1)",
+    ):
+        assert bind(classify(text), known).effects == Effect.UNKNOWN_CODE
+    assert not bind(classify(b"TRUNCATE item; INSERT INTO item VALUES (1)"), known).effects
 
 
 def test_code_of_a_write_that_is_known_need_not_be_watched() -> None:
