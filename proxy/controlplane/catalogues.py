@@ -175,7 +175,8 @@ async def _mark(link: NodeLink) -> str:
 
 async def _all(link: NodeLink) -> Catalogue:
     await link.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    await link.query(inventory.PREPARE)
+    for setting in inventory.PREPARE:
+        await link.query(setting)
     rows = {name: await _rows(link, sql) for name, sql in inventory.QUERIES.items()}
     await link.query("COMMIT")
     return await asyncio.to_thread(inventory.catalogue_of, rows)

@@ -35,8 +35,9 @@ MAX_ROWS = 100_000
 MAX_BODY = 64 * 1024
 """Characters of a definition; a longer one is not looked at and needs the primary."""
 
-PREPARE = "SET search_path = ''"
-"""Sent first, so that what the node prints is written with its schemas."""
+PREPARE = ("SET search_path = ''", "SET lock_timeout = '50ms'")
+"""Sent first, so that what the node prints is written with its schemas; and so that no DDL is ended by a deadlock with
+it (printing a definition locks what is named there): this gives up long before deadlock_timeout."""
 
 _USERS = 16384
 """FirstNormalObjectId (access/transam.h): what has a smaller oid came with the database cluster."""

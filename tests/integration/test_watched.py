@@ -216,3 +216,17 @@ def test_code_without_a_name_makes_all_watched(fleet: Fleet, place: str, what: s
         fleet.primary.query(f"{drop} DROP DOMAIN IF EXISTS hides", dbname=place)
     for sql in (write, "SELECT * FROM item"):
         assert Effect.UNKNOWN_CODE in near(classify(sql.encode()), found).effects
+
+
+def test_reading_gives_way_to_ddl(fleet: Fleet, place: str) -> None:
+    """Printing a view's definition waits for who holds its table; whoever has both must not fail for it."""
+    url = f"postgresql://postgres@127.0.0.1:{fleet.primary.port}/{place}"
+    with fleet.primary.connect(place) as connection:
+        connection.autocommit = False
+        connection.execute("LOCK TABLE watching.each_row IN ACCESS EXCLUSIVE MODE")
+        done = subprocess.run(
+            [sys.executable, "-m", "proxy", "catalog", url], capture_output=True, text=True, check=False
+        )
+        connection.rollback()
+    assert done.returncode == 1
+    assert "lock timeout" in done.stderr
