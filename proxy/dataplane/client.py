@@ -1183,7 +1183,8 @@ class Client(Sink, Waiter):
             self.audit.unit_done(server, owed, status)
             if self._busy:
                 return
-        self.barrier = False
+        # What was sent before it may have ended first.
+        self.barrier = self.barrier and any(other.sink is self for other in server.owed)
         if status == IDLE:
             if self.settled(server) and self._loose():
                 self._release(server)
