@@ -385,8 +385,8 @@ class Routing(Section, frozen=True):
     max_held: Count = 10_000
     """Units held at once by a worker; one more is refused."""
     catalogue_interval: Seconds = 10.0
-    """How often a database whose reads are split is looked at for functions, views and the like that have changed
-    without passing through here."""
+    """How often a database is looked at for functions, views, triggers and the like that have changed without passing
+    through here."""
     cache_entries: Annotated[Count, RESTART] = 10_000
     """Most statement texts whose classification a worker keeps."""
     cache_bytes: Annotated[Bytes, RESTART] = 32 * 1024 * 1024

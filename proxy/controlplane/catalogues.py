@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from ..clock import Clock
 from ..config.schema import Config
 from ..errors import NodeFailure, NodeRefused, TridentError
-from ..ipc.messages import KnownCatalogue
+from ..ipc.messages import KnownCatalogue, NeedCatalogue
 from ..log import get_logger
 from ..sql import inventory
 from ..sql.catalogue import Catalogue
@@ -25,11 +25,13 @@ from .link import NodeLink, Opened
 from .tasks import Tasks
 
 MAX_DATABASES = 64
-"""More get no catalogue, so that their reads stay on the primary."""
+"""Of those whose reads are split, and of the others. More get no catalogue, so that their reads stay on the primary, or
+nobody knows what touches their sessions in secret."""
 READ_TIMEOUT = 10.0
 """Seconds for one reading, connecting included."""
 RETRY = 0.5
-"""Seconds after which a reading that failed is tried again."""
+"""Seconds after which a reading that failed is tried again. Where no read waits for it, twice as long each time, up to
+`catalogue_interval`."""
 NO_DATABASE = "3D000"
 REST = 4
 """Between two readings of a database lies so many times what the last one took: where DDL never ends, a fifth of a
@@ -47,6 +49,8 @@ class _Database:
     def __init__(self, name: str) -> None:
         self.name = name
         self.catalogue: Catalogue | None = None
+        self.split = False
+        """Whether reads wait for it."""
         self.mark = ""
         self.read_ns = 0
         self.wanted_ns = 0
@@ -58,7 +62,7 @@ class _Database:
 
 
 class Catalogues:
-    """All databases whose reads are split."""
+    """All databases with clients that don't keep their server."""
 
     def __init__(
         self,
@@ -76,34 +80,45 @@ class Catalogues:
         self._clock = clock
         self._tasks = tasks
         self._databases: dict[str, _Database] = {}
+        self._full: set[bool] = set()
 
-    def need(self, database: str, changed_ns: int, version: str) -> None:
-        """A worker needs the catalogue as of `changed_ns` (boot_ns) or later, and has that of `version`."""
+    def need(self, need: NeedCatalogue) -> None:
+        """A worker needs the catalogue as of a moment or later, and has another one."""
+        database = need.database
         known = self._databases.get(database)
         if known is None:
-            if len(self._databases) >= MAX_DATABASES:
-                _log.warning("too_many_catalogues", database=database, most=MAX_DATABASES)
+            if sum(one.split == need.split for one in self._databases.values()) >= MAX_DATABASES:
+                if need.split not in self._full:
+                    self._full.add(need.split)
+                    _log.warning("too_many_catalogues", database=database, most=MAX_DATABASES, split=need.split)
                 self._publish(KnownCatalogue(database, 0))
                 return
             known = self._databases[database] = _Database(database)
             self._tasks.start(self._keep(known), f"catalogue {database}")
-        known.untold = known.untold or known.catalogue is None or known.catalogue.version != version
-        known.wanted_ns = max(known.wanted_ns, changed_ns)
+        known.split = known.split or need.split
+        known.untold = known.untold or known.catalogue is None or known.catalogue.version != need.version
+        known.wanted_ns = max(known.wanted_ns, need.changed_ns)
         known.hurry.set()
 
     async def _keep(self, known: _Database) -> None:
         """Until cancelled."""
+        retry = RETRY
         while True:
             began = self._clock.now()
             well = await self._look(known)
             if known.missing:
                 del self._databases[known.name]
                 return
-            await asyncio.sleep(REST * (self._clock.now() - began) if well else RETRY)
-            if well:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config().routing.catalogue_interval):
-                        await known.hurry.wait()
+            interval = self._config().routing.catalogue_interval
+            if not well:
+                await asyncio.sleep(RETRY if known.split else retry)
+                retry = max(RETRY, min(2 * retry, interval))
+                continue
+            retry = RETRY
+            await asyncio.sleep(REST * (self._clock.now() - began))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await known.hurry.wait()
 
     async def _look(self, known: _Database) -> bool:
         """Read what has changed, and tell the workers; False if it has to be tried again soon."""
@@ -117,9 +132,10 @@ class Catalogues:
             reason = str(error) or "no full answer in time"
             known.missing = isinstance(error, NodeRefused) and error.sqlstate == NO_DATABASE
             if reason != known.error:
-                _log.warning(
-                    "catalogue_unreadable", database=known.name, error=reason, meaning="its reads stay on the primary"
-                )
+                meaning = "what triggers, views and the like do to sessions is not seen"
+                if known.split:
+                    meaning = f"its reads stay on the primary, and {meaning}"
+                _log.warning("catalogue_unreadable", database=known.name, error=reason, meaning=meaning)
             known.error = reason
             if known.read_ns <= known.wanted_ns:
                 self._publish(KnownCatalogue(known.name, 0))

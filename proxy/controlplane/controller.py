@@ -24,7 +24,7 @@ from ..config.schema import Config, Node
 from ..health.judge import Facts, Verdict, judge, role_of
 from ..health.machine import NodeHealth
 from ..health.table import PASSES, Seen
-from ..ipc.messages import Counters, Learned, Suspicion
+from ..ipc.messages import Counters, Learned, NeedCatalogue, Suspicion
 from ..ipc.paths import RuntimePaths
 from ..log import get_logger
 from ..topology.compile import compile_snapshot, content
@@ -366,11 +366,11 @@ class Controller:
         """A worker has reads for which copies have to hold what was written before this moment."""
         self._sampler.need(moment_ns)
 
-    def _needed_catalogue(self, database: str, changed_ns: int, version: str) -> None:
+    def _needed_catalogue(self, need: NeedCatalogue) -> None:
         """A worker has to know what the names of a database mean."""
-        if not version:
-            self._shapes.tell(database)  # it has just begun
-        self._catalogues.need(database, changed_ns, version)
+        if not need.version:
+            self._shapes.tell(need.database)  # it has just begun
+        self._catalogues.need(need)
 
     def _learned(self, learned: Learned) -> None:
         """A worker has seen a standby refuse a read."""

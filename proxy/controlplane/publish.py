@@ -70,7 +70,7 @@ class Publisher:
         config: Callable[[], Config],
         on_suspicion: Callable[[Suspicion], None],
         on_need: Callable[[int], None],
-        on_need_catalogue: Callable[[str, int, str], None],
+        on_need_catalogue: Callable[[NeedCatalogue], None],
         on_learned: Callable[[Learned], None],
         clock: Clock,
     ) -> None:
@@ -181,7 +181,7 @@ class Publisher:
             case Learned():
                 self._on_learned(message)
             case NeedCatalogue():
-                self._on_need_catalogue(message.database, message.changed_ns, message.version)
+                self._on_need_catalogue(message)
             case Ask() if message.worker in self._channels:
                 self._grant(
                     self._broker.ask(message.worker, message.key, message.count, message.limit, self._clock.now())

@@ -263,7 +263,7 @@ class Batches:
         if op.kind == frontend.BIND:
             known = compiler.lookup(op.name)
         if known is not None:
-            self._join(known.classification)
+            self._join(self._client.bound(known.classification, behind_ddl=owed.ddl))
             owed.ddl = owed.ddl or is_ddl(known.classification, known.sql)
         compiler.quiet = False
         compiler.context = self._client.meaning()
@@ -341,7 +341,8 @@ class Batches:
         raw, self.held_back = self.held_back, b""
         if self._ended and self._compiler is not None and owed.unit is not None:
             raw = _renamed(self._compiler, owed.unit)
-        self._join(client.classify(frontend.query_text(raw)) if raw[0] == frontend.QUERY else CALL)
+        found = client.classify(frontend.query_text(raw)) if raw[0] == frontend.QUERY else CALL
+        self._join(client.bound(found, behind_ddl=owed.ddl))
         self._end()
         owed.complete = True
         owed.extended = False

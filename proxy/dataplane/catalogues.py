@@ -1,4 +1,5 @@
-"""What a worker knows of what names mean: a binding for each database whose reads are split.
+"""What a worker knows of what names mean: a binding for each database, and another one for clients whose reads are
+split.
 
 Owns when a binding is believed, when the controller is asked, and who waits at the door for a database's first
 catalogue. What a catalogue means for a statement is `routing.bind`. Called by `worker`.
@@ -24,6 +25,8 @@ PATIENCE = 1.0
 to the primary."""
 ASK_INTERVAL = 0.05
 """Seconds between two wishes for the same catalogue."""
+ASK_RARELY = 10.0
+"""The same where it has never been read, and no read waits for it."""
 
 
 class Catalogues:
@@ -33,21 +36,27 @@ class Catalogues:
         """`board` tells of DDL that went through other workers; None where there are none."""
         self._worker = worker
         self._board = board
-        self._bindings: dict[str, Binding] = {}
+        self._bindings: dict[tuple[str, bool], Binding] = {}
         self._versions: dict[str, int] = {}
         self._changed_ns: dict[str, int] = {}
         self._arrived: list[tuple[Client, bytes]] = []
         """Clients that wait at the door, and what they have sent."""
 
-    def binding(self, database: str) -> Binding:
-        """What statements are in a database, which is asked for when its first client comes."""
-        binding = self._bindings.get(database)
+    def binding(self, database: str, split: bool) -> Binding:
+        """What statements are in a database, which is asked for when its first client comes. Only where reads are
+        `split` a client waits for that."""
+        binding = self._bindings.get((database, split))
         if binding is None:
             worker = self._worker
-            until = worker.clock.now() + PATIENCE
-            binding = self._bindings[database] = Binding(database, worker.config.routing.cache_entries, until)
-            worker.send(NeedCatalogue(database, worker.clock.boot_ns()))
+            until = worker.clock.now() + PATIENCE if split else 0.0
+            binding = Binding(database, worker.config.routing.cache_entries, until, split=split)
+            binding.asked = worker.clock.now()
+            self._bindings[database, split] = binding
+            worker.send(NeedCatalogue(database, worker.clock.boot_ns(), split=split))
         return binding
+
+    def _of(self, database: str) -> list[Binding]:
+        return [known for split in (True, False) if (known := self._bindings.get((database, split))) is not None]
 
     def version(self, database: str) -> int:
         """Rises whenever DDL has passed through this worker to a database."""
@@ -59,39 +68,41 @@ class Catalogues:
         now = self._changed_ns[database] = self._worker.clock.boot_ns()
         if self._board is not None:
             self._board.note(slot_of(f"{database} schema"), now)
-        binding = self._bindings.get(database)
-        if binding is not None:
-            self._worker.send(NeedCatalogue(database, now, binding.version))
+        for binding in self._of(database):
+            binding.doubt(now)
+            self._worker.send(NeedCatalogue(database, now, binding.version, binding.split))
 
-    def believed(self, client: Client) -> bool:
-        """Whether what is known of the names in a client's database still holds; if not, it is being read again."""
-        binding = client.binding
-        if binding is None:
-            return True
-        if self._board is not None:
-            changed_ns = self._board.latest(slot_of(f"{binding.database} schema"))
-        else:
-            changed_ns = self._changed_ns.get(binding.database, 0)
+    def believed(self, binding: Binding) -> bool:
+        """Whether what is known of the names in a database still holds; if not, it is being read again."""
+        changed_ns = self._latest(binding.database)
         if binding.read_ns > changed_ns:
             return True
+        binding.doubt(changed_ns)
         now = self._worker.clock.now()
-        if now - binding.asked >= ASK_INTERVAL:
+        if now - binding.asked >= (ASK_INTERVAL if binding.split or binding.version else ASK_RARELY):
             binding.asked = now
-            self._worker.send(NeedCatalogue(binding.database, max(changed_ns, 1), binding.version))
+            self._worker.send(NeedCatalogue(binding.database, max(changed_ns, 1), binding.version, binding.split))
         return False
+
+    def _latest(self, database: str) -> int:
+        """When DDL last ended in a database, through any worker."""
+        if self._board is not None:
+            return self._board.latest(slot_of(f"{database} schema"))
+        return self._changed_ns.get(database, 0)
 
     def learn(self, database: str, read_ns: int, catalogue: Catalogue | None) -> None:
         """The controller's word. Who has waited for it is let in."""
-        binding = self._bindings.get(database)
-        if binding is not None:
+        bindings = self._of(database)
+        for binding in bindings:
             binding.learn(catalogue, read_ns)
+        if bindings:
             self._open_door()
 
     def refused(self, client: Client, unit: Unit) -> None:
         """The primary has answered what a standby had refused: its like is not tried there again."""
         single = unit.single_text()
         binding = client.binding
-        if single is None or binding is None or unit.refused == CONFLICT:
+        if single is None or binding is None or not binding.split or unit.refused == CONFLICT:
             return
         shape = binding.refuse(single[0], unit.refused)
         if shape:
@@ -100,7 +111,7 @@ class Catalogues:
 
     def told(self, database: str, refused: dict[str, str]) -> None:
         """The controller's word on what standbys refuse, learned by any worker and not forgotten since."""
-        binding = self._bindings.get(database)
+        binding = self._bindings.get((database, True))
         if binding is not None:
             binding.refusals(refused)
 
@@ -109,8 +120,12 @@ class Catalogues:
         self._arrived.append((client, leftover))
         self._open_door()
 
-    def expire(self) -> None:
-        """Let those in who have waited long enough: their reads stay on the primary until more is known."""
+    def upkeep(self) -> None:
+        """See to DDL that went through other workers, which the fast way doesn't look for. Let those in who have
+        waited long enough: their reads stay on the primary until more is known."""
+        if self._board is not None:
+            for binding in self._bindings.values():
+                binding.doubt(self._latest(binding.database))
         if self._arrived:
             self._open_door()
 

@@ -91,8 +91,10 @@ class Client(Sink, Waiter):
         self.login = replace(login, params=self.startup, credentials=None)  # many clients share one
         self.number = number
         self.settings = settings
-        self.binding = worker.catalogues.binding(settings.dbname) if settings.split else None
-        """None where what names mean decides nothing, since all goes to the primary."""
+        self.binding = (
+            worker.catalogues.binding(settings.dbname, settings.split) if settings.mode != "session" else None
+        )
+        """None where what names mean decides nothing: all goes to one server, that nobody else gets as it is."""
         self.token = Token(worker.begun_with(settings.dbname, settings.user))
         """What its reads have to see, at `session`."""
         self.spread_ns = 0
@@ -304,7 +306,7 @@ class Client(Sink, Waiter):
     def _pass(self, server: Server, form: int, data: bytes, classification: Classification) -> bool:
         """Put a usual unit on a linked server. False when a named statement is not there."""
         names = self.names
-        if self.binding is not None:
+        if self.settings.split:
             self.rerun.raw = data
         if form == _NAMED:
             own = bound_name(data)
@@ -577,17 +579,28 @@ class Client(Sink, Waiter):
         return self._classifier.classify(sql)
 
     def _bound(self, binding: Binding, classification: Classification) -> Classification:
-        """What a statement is in this database. That what it calls is harmless is believed for as long as the
-        catalogue is: DDL may have changed it. (Whether a read may leave the primary is asked when it is routed.)"""
-        bound = binding.of(classification)
-        if bound is classification.at_best and not self.worker.catalogues.believed(self):
+        """What a statement is in this database. The catalogue is not believed after DDL, be it this client's own that
+        is not committed yet. (Whether a read may leave the primary is asked once more when it is routed.)"""
+        if self.ddl_open:
+            return binding.unsure(classification)
+        if binding.split and classification.uses is not None:
+            self.worker.catalogues.believed(binding)
+        return binding.of(classification)
+
+    def bound(self, classification: Classification, *, behind_ddl: bool = False) -> Classification:
+        """The same for what takes the general way; `behind_ddl`: in one batch with it."""
+        binding = self.binding
+        if binding is None:
             return classification
-        return bound
+        if behind_ddl:
+            return binding.unsure(classification)
+        if not binding.split and classification.uses is not None:
+            self.worker.catalogues.believed(binding)
+        return self._bound(binding, classification)
 
     def join(self, unit: Unit, classification: Classification, text: bytes, split: Split | None = None) -> None:
         """One more text of a unit; `split` if it has a hint."""
-        if self.binding is not None:
-            classification = self._bound(self.binding, classification)
+        classification = self.bound(classification)
         unseen = not classification.plain and Effect.UNKNOWN_CODE in classification.effects
         unit.join(classification, unseen and self.worker.trust.holds((self.settings.dbname, classification)))
         if split is None and self.unruled:
@@ -924,12 +937,15 @@ class Client(Sink, Waiter):
                 self.pins -= {rules.PIN_SEQUENCE}
             elif server.pool.is_primary():
                 self.pins |= {rules.PIN_SEQUENCE}
+        if unit.may_be_ddl:
+            unit.effects |= Effect.LOCAL  # until it is committed, names mean that to nobody else
+            if len(unit.classified) > 1 and any(c.uses is not None for c in unit.classified):
+                unit.effects |= Effect.UNKNOWN_CODE  # what comes behind it was bound before
+                unit.unseen = True
         if unit.unseen:
             server.unseen_by = self
         if unit.untracked and rules.PIN_SESSION not in self.pins:
             self.audit.untracked = True
-        if unit.may_be_ddl:
-            unit.effects |= Effect.LOCAL  # until it is committed, names mean that to nobody else
         if unit.effects:
             self.audit.note(unit.effects, unit.settings)
             for classification in unit.classified:
@@ -1152,7 +1168,7 @@ class Client(Sink, Waiter):
             self._received = 0
         if owed.wrote and self._uses_sequences:
             self.pins |= {rules.PIN_SEQUENCE}
-        if self.binding is not None:
+        if self.settings.split:
             self._note_end(server, owed)
         if owed.ddl or self.ddl_open:
             self.worker.catalogues.changed(self.settings.dbname)

@@ -27,7 +27,7 @@ async def run(worker: Worker) -> None:
         now = worker.now = worker.clock.now()
         worker.pools.upkeep(now)
         worker.expire_holds(now)
-        worker.catalogues.expire()
+        worker.catalogues.upkeep()
         worker.tell_load()
         if passes % 10 == 0:
             worker.pools.housekeeping(now)

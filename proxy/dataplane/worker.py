@@ -607,7 +607,7 @@ class Worker:
             route = self.router.route(
                 cls,
                 split=settings.split,
-                known=not reads or self.catalogues.believed(client),
+                known=not reads or client.binding is None or self.catalogues.believed(client.binding),
                 strong="strong" if level == "strong" else "",
                 token=self._token(client, level, 0, client.key_slot) if reads else ANY,
                 columnar_able=False,
@@ -662,7 +662,7 @@ class Worker:
             route = self.router.route(
                 cls,
                 split=settings.split,
-                known=greets or not reads or self.catalogues.believed(client),
+                known=greets or not reads or client.binding is None or self.catalogues.believed(client.binding),
                 strong=_primary_for(policy, level),
                 token=token,
                 columnar_able=able,

@@ -118,7 +118,7 @@ class GiveBack(msgspec.Struct, tag="give_back"):
 
 
 class NeedCatalogue(msgspec.Struct, tag="need_catalogue"):
-    """Worker to controller: reads of a database are split, and it has to be known what its names mean."""
+    """Worker to controller: it has to be known what the names of a database mean."""
 
     database: str
     """Its name on the nodes."""
@@ -126,6 +126,8 @@ class NeedCatalogue(msgspec.Struct, tag="need_catalogue"):
     """A catalogue that was read before this moment (boot_ns) is no good: DDL has ended then."""
     version: str = ""
     """Of the catalogue that the worker has."""
+    split: bool = True
+    """Whether reads of the database are split; else it is only for what touches the session in secret."""
 
 
 class KnownCatalogue(msgspec.Struct, tag="known_catalogue"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..sql.catalogue import Catalogue, bind, resolved
+from ..sql.catalogue import Catalogue, bind, near, resolved
 from ..sql.grammar import shape
 from ..sql.model import Class, Classification, Effect
 
@@ -49,35 +49,70 @@ class Binding:
     """What statements are in one database, by the catalogue that was last read there.
 
     Attributes:
+        split: whether it is for clients whose reads are split. For the others a catalogue only tells what is to be
+            watched, and as long as there is none a statement is what its text tells.
         read_ns: the moment (boot_ns) before which all DDL that had ended is in the catalogue; 0 is none.
+        changed_ns: the last moment at which DDL is known to have ended.
         version: of the catalogue; "" while there is none.
         until: how long new clients wait for the first catalogue, in seconds of the clock.
         asked: when it was last asked for, in seconds of the clock.
         refused: shapes of reads that a standby has refused and the primary has answered, with the SQLSTATE.
     """
 
-    __slots__ = ("_bound", "_catalogue", "_entries", "asked", "database", "read_ns", "refused", "until", "version")
+    __slots__ = (
+        "_bound",
+        "_catalogue",
+        "_entries",
+        "_known",
+        "_unsure",
+        "asked",
+        "changed_ns",
+        "database",
+        "read_ns",
+        "refused",
+        "split",
+        "until",
+        "version",
+    )
 
-    def __init__(self, database: str, entries: int, until: float) -> None:
-        """Remembers at most `entries` statements."""
+    def __init__(self, database: str, entries: int, until: float, *, split: bool = True) -> None:
+        """Remembers at most `entries` statements, and as many again while it is not believed."""
         self.database = database
+        self.split = split
         self.read_ns = 0
+        self.changed_ns = 0
         self.version = ""
         self.until = until
         self.asked = 0.0
         self.refused: dict[str, str] = {}
         self._entries = entries
         self._catalogue: Catalogue | None = None
-        self._bound: dict[Classification, Classification] = {}
+        self._known: dict[Classification, Classification] = {}
+        self._unsure: dict[Classification, Classification] = {}
+        self._bound = self._known
+        """One of the two: what holds now."""
 
     def learn(self, catalogue: Catalogue | None, read_ns: int) -> None:
         """Take a catalogue, or None if it is the same as before, and when it was read; 0 if it couldn't be."""
         if catalogue is not None and (self._catalogue is None or self._catalogue.version != catalogue.version):
             self._catalogue = catalogue
             self.version = catalogue.version
-            self._bound.clear()
+            self._known.clear()
         self.read_ns = read_ns if self._catalogue is not None else 0
         self.until = 0.0
+        self._settle()
+
+    def doubt(self, changed_ns: int) -> None:
+        """DDL has ended at this moment. What was read before is not believed, and whatever is harmless by experience
+        isn't any more."""
+        if changed_ns > self.changed_ns:
+            self.changed_ns = changed_ns
+            self._unsure.clear()
+            self._settle()
+
+    def _settle(self) -> None:
+        believed = self._catalogue is None or self.read_ns > self.changed_ns
+        self._bound = self._known if believed else self._unsure
 
     def refuse(self, text: bytes, sqlstate: str) -> str:
         """Remember that reads of this text's shape belong on the primary, whatever the catalogue says. The shape, or
@@ -88,14 +123,14 @@ class Binding:
         if len(self.refused) >= MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
         self.refused[shape] = sqlstate
-        self._bound.clear()
+        self._known.clear()
         return shape
 
     def refusals(self, refused: dict[str, str]) -> None:
         """Take what is known of all workers instead."""
         if refused != self.refused:
             self.refused = refused
-            self._bound.clear()
+            self._known.clear()
 
     def of(self, found: Classification) -> Classification:
         """What a statement is here. Found by the identity of what the classifier remembers. 0.1 us."""
@@ -103,15 +138,39 @@ class Binding:
             return found
         bound = self._bound.get(found)
         if bound is None:
-            if len(self._bound) >= self._entries:
-                self._bound.clear()
-            catalogue = self._catalogue
-            bound = bind(found, catalogue) if catalogue is not None else resolved(found, "no_catalogue")
-            if self.refused and not bound.writes:
-                sqlstate = self.refused.get(shape_of(found.text))
-                if sqlstate == WRITES:
-                    bound = resolved(found, "write_refused_by_standby", watched=True)
-                elif sqlstate is not None:
-                    bound = resolved(found, "refused_by_standby")
-            self._bound[found] = bound
+            if self._bound is self._unsure:
+                return self.unsure(found)
+            bound = self._remember(self._known, found, self._bind(found))
+        return bound
+
+    def unsure(self, found: Classification) -> Classification:
+        """What a statement is where DDL may just have changed the meaning of its names: watched, and on the primary.
+        Where no catalogue is known, nothing is lost."""
+        if found.uses is None or self._catalogue is None:
+            return self.of(found)
+        bound = self._unsure.get(found)
+        if bound is None:
+            watched = resolved(found, "catalogue_unread", watched=True) if self.split else found.watched()
+            bound = self._remember(self._unsure, found, watched)
+        return bound
+
+    def _remember(
+        self, known: dict[Classification, Classification], found: Classification, bound: Classification
+    ) -> Classification:
+        if len(known) >= self._entries:
+            known.clear()
+        known[found] = bound
+        return bound
+
+    def _bind(self, found: Classification) -> Classification:
+        catalogue = self._catalogue
+        if not self.split:
+            return near(found, catalogue) if catalogue is not None else found
+        bound = bind(found, catalogue) if catalogue is not None else resolved(found, "no_catalogue")
+        if self.refused and not bound.writes:
+            sqlstate = self.refused.get(shape_of(found.text))
+            if sqlstate == WRITES:
+                return resolved(found, "write_refused_by_standby", watched=True)
+            if sqlstate is not None:
+                return resolved(found, "refused_by_standby")
         return bound

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ..support.fleet import Fleet
-from ..support.rawpg import B, E, P, Q, S, Wire, X
+from ..support.rawpg import B, E, H, P, Q, S, Wire, X
 from .conftest import Serve, Service, eventually
 
 SPLIT: dict[str, Any] = {"routing": {"read_split": True, "catalogue_interval": 0.2}}
@@ -250,3 +250,66 @@ def test_without_the_controller_what_changed_stays_on_the_primary(serve: Serve, 
         assert service.reached("/* late */") <= {"primary"}
     # The one that comes after it reads the catalogue anew.
     assert eventually(lambda: on_copies(service, client, "SELECT id FROM plain_view WHERE id = 2"), 20)
+
+
+# ---- clients whose reads are not split
+
+
+SETTER = "PERFORM set_config('work_mem', '7MB', false)"
+WATCHED = f"""
+CREATE TABLE logged (a int); CREATE TABLE other (a int); GRANT ALL ON logged, other TO PUBLIC;
+CREATE FUNCTION fires() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {SETTER}; RETURN NEW; END $$;
+CREATE TRIGGER t BEFORE INSERT ON logged FOR EACH ROW EXECUTE FUNCTION fires();
+CREATE FUNCTION tidies() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+CREATE TRIGGER t BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION tidies();
+"""
+REPLACED = (
+    f"CREATE OR REPLACE FUNCTION tidies() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {SETTER}; RETURN NEW; END $$"
+)
+OTHER = "INSERT INTO other VALUES (1)"
+
+
+def leaks(service: Service, *sent: bytes) -> bool:
+    """Whether another client sees what one client's messages have set."""
+    one, two = service.client(pool=1), service.client(pool=1)
+    replies = one.send(*sent).until()
+    for _ in range(sum(message[:1] == b"Q" for message in sent) - 1):
+        replies += one.until()
+    assert "E" not in {reply.kind for reply in replies}
+    seen = two.value("SHOW work_mem")
+    for client in (one, two):
+        client.run("DISCARD ALL")
+        client.close()
+    return seen != "4MB"
+
+
+@pytest.fixture
+def unsplit(serve: Serve) -> Service:
+    """A proxy that splits no reads and has read the catalogue once."""
+    service = serve({"routing": {"catalogue_interval": NEVER}}, own=True)
+    service.admin.run(WATCHED)
+    assert eventually(lambda: not leaks(service, Q("INSERT INTO logged VALUES (1)")), 10)
+    assert not leaks(service, Q(OTHER))
+    return service
+
+
+IN_ONE_GO = {
+    "after": (Q(REPLACED), Q(OTHER)),
+    "one string": (Q(f"{REPLACED}; {OTHER}"),),
+    "transaction": (Q("BEGIN"), Q(REPLACED), Q(OTHER), Q("COMMIT")),
+    "batch": (P("", REPLACED), B(), E(), P("", OTHER), B(), E(), S),
+    "open batch": (P("", REPLACED), B(), E(), H, P("", OTHER), B(), E(), S),
+    "open batch and Query": (P("", REPLACED), B(), E(), H, Q(OTHER)),
+}
+
+
+@pytest.mark.parametrize("how", IN_ONE_GO)
+def test_behind_ddl_the_session_is_looked_at(unsplit: Service, how: str) -> None:
+    assert not leaks(unsplit, *IN_ONE_GO[how])
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_ddl_of_others_counts_at_once(unsplit: Service, extended: bool) -> None:
+    client = unsplit.client(pool=20)
+    client.run(REPLACED)
+    assert not leaks(unsplit, *((P("", OTHER), B(), E(), S) if extended else (Q(OTHER),)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.routing.bind import Binding
 from proxy.sql import inventory
-from proxy.sql.catalogue import Catalogue, bind, near
+from proxy.sql.catalogue import Catalogue, Watched, bind, near
 from proxy.sql.classify import classify
 from proxy.sql.model import Class, Effect
 
@@ -384,6 +384,50 @@ class TestBinding:
         for n in range(99):
             assert binding.of(classify(b"SELECT * FROM t%d" % n)).cls is Class.READ
             assert len(binding._bound) <= 10
+
+    def test_without_split_reads_only_what_is_watched_counts(self) -> None:
+        binding = Binding("db", 10, 0.0, split=False)
+        texts = [classify(text) for text in (b"SELECT * FROM item", b"SELECT f()", b"INSERT INTO item VALUES (1)")]
+        for text in texts:
+            assert binding.of(text) is binding.unsure(text) is text
+        binding.doubt(3)  # of a catalogue that nobody has
+        assert [binding.of(text) for text in texts] == texts
+        watched = Watched(written={"item": ["public"]})
+        binding.learn(Catalogue(version="1", functions={"f": {"public": ""}}, watched=watched), 5)
+        bound = [binding.of(text) for text in texts]
+        assert bound[:2] == texts[:2]  # unseen code that is named stays that
+        assert bound[2].effects == Effect.UNKNOWN_CODE
+        assert bound[2] is binding.of(texts[2])
+
+    @pytest.mark.parametrize("split", [False, True])
+    def test_after_ddl_all_that_has_names_is_watched_until_it_is_read_again(self, split: bool) -> None:
+        binding = Binding("db", 10, 0.0, split=split)
+        names = {"item": {"public": ""}}
+        binding.learn(Catalogue(version="1", functions={"f": {"public": ""}}, relations=names), 5)
+        texts = [classify(text) for text in (b"SELECT * FROM item", b"SELECT f()", b"DELETE FROM item")]
+        before = [binding.of(text) for text in texts]
+        binding.doubt(7)
+        first = [binding.of(text) for text in texts]
+        assert all(bound.effects == Effect.UNKNOWN_CODE for bound in first)
+        assert not split or all(bound.writes for bound in first)
+        assert [binding.of(text) for text in texts] == first
+        assert binding.of(classify(b"SELECT 1")).effects == Effect.NONE
+        binding.doubt(7)
+        assert binding.of(texts[0]) is first[0]
+        binding.doubt(8)  # what was harmless since then, need not be any more
+        assert all(binding.of(text) is not bound for text, bound in zip(texts, first, strict=True))
+        binding.learn(None, 8)
+        assert binding.of(texts[0]).effects == Effect.UNKNOWN_CODE
+        binding.learn(None, 9)
+        assert [binding.of(text) for text in texts] == before
+
+    def test_it_remembers_no_more_than_it_may_while_it_is_not_believed(self) -> None:
+        binding = Binding("db", 10, 1.0)
+        binding.learn(Catalogue(version="1"), 5)
+        binding.doubt(6)
+        for n in range(99):
+            binding.of(classify(b"SELECT * FROM t%d" % n))
+            assert len(binding._unsure) <= 10
 
 
 COLLATED = inventory.catalogue_of(
