@@ -94,6 +94,15 @@ class CannotFollow(TridentError):
     sqlstate = "0A000"
 
 
+class Aborted(TridentError):
+    """The client's transaction has failed and has not been ended yet; PostgreSQL's own words."""
+
+    sqlstate = "25P02"
+
+    def __init__(self) -> None:
+        super().__init__("current transaction is aborted, commands ignored until end of transaction block")
+
+
 class Rejected(TridentError):
     """A rule of the configuration says that such a statement is not to run."""
 

@@ -31,6 +31,7 @@ Names = Annotated[tuple[str, ...], msgspec.Meta(extra={"single": True})]
 """A list of which one may be written without brackets."""
 PoolMode = Literal["session", "transaction", "statement"]
 ClientTlsMode = Literal["disable", "allow", "require", "verify-ca", "verify-full"]
+Transactions = Literal["primary", "read_only", "optimistic"]
 Consistency = Literal["eventual", "session", "key", "global", "strong"]
 ServerTlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 Selector = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9][0-9]{0,2}|hash|spread)$", extra={"unit": "selector"})]
@@ -195,6 +196,8 @@ class Database(Section, frozen=True):
     """Instead of `routing.read_split`."""
     consistency: Consistency | None = None
     """Instead of `routing.consistency`."""
+    transactions: Transactions | None = None
+    """Instead of `routing.transactions`."""
 
 
 class User(Section, frozen=True):
@@ -208,6 +211,8 @@ class User(Section, frozen=True):
     """Instead of `pool.mode` and the database's own."""
     pool_size: Count = 0
     """0 is the size of the database, or of `[pool]`."""
+    transactions: Transactions | None = None
+    """Instead of `routing.transactions` and the database's own."""
     max_clients: Count = 0
     """Most clients of this user over all workers; 0 is no limit."""
 
@@ -364,6 +369,10 @@ class Routing(Section, frozen=True):
     came, `strong` is read on the primary."""
     analytic_consistency: Consistency = "eventual"
     """The same for analytic statements where nothing else is said."""
+    transactions: Transactions = "read_only"
+    """Where transactions run: all on the `primary`; those begun as READ ONLY (in READ COMMITTED) on replicas; or
+    `optimistic`, all (in READ COMMITTED) on replicas until the first statement that is not a plain read, and from there
+    on the primary."""
     causal_wait: Seconds = 0.0
     """How long a read waits for a copy that holds what it has to see before it goes to the primary."""
     fallback_share: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100

@@ -362,9 +362,9 @@ class Controller:
             columnar=list(after.columnar),
         )
 
-    def _needed(self, moment_ns: int) -> None:
+    def _needed(self, moment_ns: int, urgent: bool) -> None:
         """A worker has reads for which copies have to hold what was written before this moment."""
-        self._sampler.need(moment_ns)
+        self._sampler.need(moment_ns, urgent)
 
     def _needed_catalogue(self, need: NeedCatalogue) -> None:
         """A worker has to know what the names of a database mean."""

@@ -48,7 +48,9 @@ from .tasks import Tasks
 READ_TIMEOUT = 1.0
 """Seconds for one reading of a node, connecting included."""
 HURRY = 0.02
-"""Seconds between samples of the primary while reads wait."""
+"""Seconds between samples of the primary while copies are behind what was written ..."""
+URGENT = 0.002
+"""... and while clients wait for them."""
 RETRIES = (0.002, 0.005, 0.01, 0.02)
 """Seconds between the readings of a copy that has not come as far as the last sample: most have in a few
 milliseconds."""
@@ -74,6 +76,17 @@ def record_end(lsn: int) -> int:
     reaches until more is written (access/xlog_internal.h: SizeOfXLogShortPHD, SizeOfXLogLongPHD).
     """
     return lsn - lsn % _PAGE if lsn % _PAGE in _PAGE_HEADERS else lsn
+
+
+async def _happens(event: asyncio.Event, seconds: float) -> None:
+    """Return when the event is set, or after so long."""
+    if seconds <= 0 or event.is_set():
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 class _Followed:
@@ -116,6 +129,7 @@ class Sampler:
         self._links: dict[str, tuple[int, NodeLink]] = {}  # with the generation of the node that it leads to
         self._needed_ns = 0
         self._wanted = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._epoch = 0
         self._timeline = 0
         self._due = False
@@ -126,11 +140,13 @@ class Sampler:
         copies = {name: followed.copy for name, followed in self._copies.items()}
         return Freshness(epoch=self._epoch, timeline=self._timeline, sampled_ns=moment, sampled_lsn=lsn, copies=copies)
 
-    def need(self, moment_ns: int) -> None:
-        """Reads wait for what was written before this moment (boot_ns)."""
+    def need(self, moment_ns: int, urgent: bool = False) -> None:
+        """Reads are to see what was written before this moment (boot_ns); `urgent`: clients wait for it."""
         if moment_ns > self._needed_ns:
             self._needed_ns = moment_ns
             self._wanted.set()
+        if urgent and moment_ns > self._sampled[0]:
+            self._urgent.set()
 
     def topology_changed(self, before: Snapshot | None, after: Snapshot) -> bool:
         """Before `after` is published: forget what no longer holds for its copies. True if freshness went
@@ -169,15 +185,12 @@ class Sampler:
                     followed.wake.set()
                 pace = self._config().health.sample_interval
                 hurry = min(HURRY, pace)
-                await asyncio.sleep(max(0.001, began + hurry - self._clock.now()))
-                if self._waited_for():
-                    continue
-                self._wanted.clear()
-                try:
-                    async with asyncio.timeout(max(0.0, began + pace - self._clock.now())):
-                        await self._wanted.wait()
-                except TimeoutError:
-                    pass
+                await asyncio.sleep(max(0.001, began + min(URGENT, pace) - self._clock.now()))
+                await _happens(self._urgent, began + hurry - self._clock.now())
+                if not self._urgent.is_set() and not self._waited_for():
+                    self._wanted.clear()
+                    await _happens(self._wanted, began + pace - self._clock.now())
+                self._urgent.clear()
         finally:
             for name in list(self._links):
                 self._drop(name)
@@ -208,14 +221,10 @@ class Sampler:
     async def _follow(self, followed: _Followed) -> None:
         """Read a copy whenever the primary was sampled, and when that takes too long."""
         while True:
-            try:
-                async with asyncio.timeout(self._config().health.sample_interval):
-                    await followed.wake.wait()
-            except TimeoutError:
-                pass
-            followed.wake.clear()
+            await _happens(followed.wake, self._config().health.sample_interval)
             for wait in (0.0, *RETRIES):
-                await asyncio.sleep(wait)
+                await _happens(followed.wake, wait)
+                followed.wake.clear()
                 await self._look(followed)
                 if followed.copy.fresh_ns >= self._sampled[0] or followed.no_position:
                     break

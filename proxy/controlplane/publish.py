@@ -69,7 +69,7 @@ class Publisher:
         instance: int,
         config: Callable[[], Config],
         on_suspicion: Callable[[Suspicion], None],
-        on_need: Callable[[int], None],
+        on_need: Callable[[int, bool], None],
         on_need_catalogue: Callable[[NeedCatalogue], None],
         on_learned: Callable[[Learned], None],
         clock: Clock,
@@ -177,7 +177,7 @@ class Publisher:
             case Suspicion():
                 self._on_suspicion(message)
             case NeedFreshness():
-                self._on_need(message.moment_ns)
+                self._on_need(message.moment_ns, message.urgent)
             case Learned():
                 self._on_learned(message)
             case NeedCatalogue():

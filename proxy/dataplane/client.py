@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import CannotFollow, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
+from ..errors import Aborted, CannotFollow, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
 from ..routing.consistency import LEVELS, Token, read_token
 from ..routing.router import Hold
@@ -27,7 +27,7 @@ from ..sql.hints import MARK, Hints, Split, of_settings
 from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
-from ..wire.codes import FAILED, IDLE
+from ..wire.codes import FAILED, IDLE, IN_TRANSACTION
 from ..wire.frontend import BATCH_LIMIT, Op
 from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, bound_name, is_query, scan_batch
 from .audit import Audit
@@ -35,6 +35,7 @@ from .batch import Batches
 from .rerun import CANCELLED, REFUSALS, Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
+from .virtual import Virtual, end_of, is_plain_read, may_hold
 from .waiter import Waiter
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ MAX_TOLD = 100
 """Ignored hints that a client is told of."""
 _TOO_LONG = {"fallback_share": "no replica can serve this read, and too many read on the primary already"}
 """What is said of a unit whose wait was in vain, by the reason of its hold."""
+
+_READY = build.ready(IDLE)
+_BEGIN_TAGS = {"begin": "BEGIN", "start transaction": "START TRANSACTION"}
 
 _GONE = asyncio.Transport()
 """Stands for a connection that is closed; never called."""
@@ -180,6 +184,8 @@ class Client(Sink, Waiter):
         self._early_form = 0
         self._early_class = EMPTY
         self._stream_sink = False
+        self.virtual: Virtual | None = None
+        """Its open transaction, while that has not begun anywhere."""
         if self.startup_wishes:
             self.wish(self.startup_wishes)
 
@@ -257,6 +263,8 @@ class Client(Sink, Waiter):
         if self.binding is not None:
             classification = self._bound(self.binding, classification)
         if not classification.quick or not self._readable or not self.unruled:
+            return False
+        if classification.starts_transaction and self.settings.transactions != "primary":
             return False
         server = self.server
         if server is not None:
@@ -472,6 +480,7 @@ class Client(Sink, Waiter):
             or self._skipping
             or self._copy_in
             or self._resync
+            or self.virtual is not None
             or self._blocked()
         )
         self._steer()
@@ -636,6 +645,8 @@ class Client(Sink, Waiter):
         self.join_text(unit, frontend.query_text(raw))
         classification = unit.classified[0]
         unit.named = bool(classification.name)
+        if classification.starts_transaction and self._hold_begin(unit):
+            return
         if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
             self.worker.pools.leave_databases(raw[:MAX_COMMAND])
         self.begin(unit)
@@ -703,6 +714,8 @@ class Client(Sink, Waiter):
             self._refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
             return
         server = self.server
+        if self.virtual is not None and not unit.begins and not self._may_go_on(self.virtual, unit):
+            return
         if server is None:
             self._route(unit)
             return
@@ -736,6 +749,8 @@ class Client(Sink, Waiter):
         if isinstance(route, Hold):
             self._hold(unit, None if route.seconds else NoNode(_TOO_LONG[route.reason]), route.seconds)
             return
+        if self.virtual is not None and route.node == worker.snapshot.primary:
+            unit.begins = True
         pool = worker.pools.pool(route.node, self)
         server = pool.take(self.last_server)
         if server is None:
@@ -902,6 +917,88 @@ class Client(Sink, Waiter):
             self.transmit(server, unit)
         self._resume()
 
+    # ---- transactions whose BEGIN is held back
+
+    def _hold_begin(self, unit: Unit) -> bool:
+        """Whether this BEGIN is answered and nothing begun yet."""
+        binding = self.binding
+        if binding is None or not binding.split or binding.isolated or self.level == "strong":
+            return False
+        if self.virtual is not None:
+            return False  # PostgreSQL has a warning for that
+        if self.server is not None or self.pins or self.audit.touched or unit.effects or unit.policy is not None:
+            return False
+        text = frontend.query_text(unit.raw)
+        isolation = self.state.values.get("default_transaction_isolation", "")
+        if not text.isascii() or not may_hold(self.settings.transactions, unit.classified[0], isolation):
+            return False
+        worker = self.worker
+        now = worker.clock.boot_ns()
+        worker.need_freshness(now, waits=True)
+        self.write(build.command_complete(_BEGIN_TAGS[unit.classified[0].kind]) + build.ready(IN_TRANSACTION))
+        self.virtual = Virtual(text.decode(), now, worker.clock.now())
+        worker.counters.begins_held += 1
+        self.units += 1
+        self._settle_gate()
+        return True
+
+    def _may_go_on(self, virtual: Virtual, unit: Unit) -> bool:
+        """Whether a unit in a transaction that has not begun is to be sent; else it has been answered, or waits."""
+        server = self.server
+        if server is not None and (server.owed or self._busy):
+            self._park(unit)
+            return False
+        end = end_of(unit)
+        if end:
+            failed = virtual.failed
+            self.units += 1
+            self.virtual = None
+            self.write(build.command_complete("ROLLBACK" if failed else end) + build.ready(IDLE))
+            self._settle_gate()
+            return False
+        if virtual.failed and not any(found.ends_transaction for found in unit.classified):
+            self._refuse(unit, Aborted())
+            return False
+        binding = self.binding
+        if (
+            not virtual.failed
+            and is_plain_read(unit)
+            and binding is not None
+            and not any(binding.tells_time(found) for found in unit.classified)
+        ):
+            unit.cls = Class.READ
+            unit.floor_ns = virtual.begun_ns
+            return True
+        unit.begins = True
+        if unit.cls is not Class.WRITE:
+            unit.cls = Class.SESSION
+        return True
+
+    def _begin_now(self, server: Server, unit: Unit) -> None:
+        """Send the BEGIN that was held back, and the unit behind it."""
+        virtual = self.virtual
+        unit.begins = False
+        if virtual is None:
+            self.transmit(server, unit)
+            return
+        self._parked = unit
+        # A transaction that has failed here has failed there too.
+        self.ask(server, virtual.begin + ("; SELECT 1/0" if virtual.failed else ""), self._begun)
+
+    def _begun(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
+        if not self.answered(server):
+            return
+        unit, virtual = self._parked, self.virtual
+        self._parked = None
+        self.virtual = None
+        if unit is not None:
+            if error is not None and virtual is not None and not virtual.failed:
+                self._refuse(unit, TridentError(error.get("M", ""), sqlstate=error.get("C", "XX000")))
+                self.proceed(server)
+                return
+            self.transmit(server, unit)
+        self._resume()
+
     def _wishes_told(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
         """The server knows what its client has set of the proxy's own settings."""
         if not self.answered(server):
@@ -918,6 +1015,9 @@ class Client(Sink, Waiter):
             server.pool.welcomes_add(self.state, parameters)
             self._release(server)
             self._greet(parameters, server.pool.likely_server())
+            return
+        if unit.begins:
+            self._begin_now(server, unit)
             return
         if unit.reads_wishes and server.status != FAILED:
             unit.reads_wishes = False
@@ -1079,8 +1179,12 @@ class Client(Sink, Waiter):
 
     def write(self, data: bytes) -> None:
         """Bytes to the application."""
-        if not self.closed:
-            self.transport.write(data)
+        if self.closed:
+            return
+        virtual = self.virtual
+        if virtual is not None and data.endswith(_READY) and (self.server is None or self.server.walker.status):
+            data = data[:-1] + (b"E" if virtual.failed else b"T")
+        self.transport.write(data)
 
     def parameter_changed(self, server: Server, owed: Owed | None, name: str, value: str) -> str | None:
         """A ParameterStatus came with an answer: the session's own doing, seen or unseen.
@@ -1149,6 +1253,8 @@ class Client(Sink, Waiter):
         on_copy = sqlstate in REFUSALS and not is_stale and self.worker.is_replica(server.pool.node)
         if on_copy and not self.rerun.refused(server, owed, sqlstate, fields.get("R", "")):
             return False
+        if self.virtual is not None:
+            self.virtual.failed = True
         on_columnar = sqlstate != CANCELLED and self.worker.is_columnar(server.pool.node)
         if on_columnar and not self.rerun.failed_on_columnar(server, owed):
             return False
@@ -1345,7 +1451,8 @@ class Client(Sink, Waiter):
     def idle(self) -> bool:
         """Between transactions: it can be ended without losing any work."""
         begun = self._batches is not None and self._batches.begun
-        return self.server is None and self._parked is None and not begun and not self._early
+        busy = begun or self._early or self.virtual is not None
+        return self.server is None and self._parked is None and not busy
 
     @property
     def wants_read(self) -> bool:
@@ -1372,6 +1479,8 @@ class Client(Sink, Waiter):
     def _refuse(self, unit: Unit, error: TridentError) -> None:
         """Answer a unit with an error of our own, and leave the connection as PostgreSQL would."""
         self.worker.counters.rejected += 1
+        if self.virtual is not None:
+            self.virtual.failed = True
         if unit.kind is Kind.WELCOME:
             error.severity = "FATAL"
             self.fail(error)

@@ -57,16 +57,20 @@ class Unit:
         reads_wishes: whether it may read the proxy's own settings, and the server has to be told them first.
         retried: whether it is run for the second time.
         refused: the SQLSTATE with which a standby refused it, where it is run on the primary for that.
+        begins: whether the BEGIN that is held back goes in front of it.
+        floor_ns: a read in such a transaction has to see all that was committed before this moment; 0 is none.
         mark: boot_ns when the unit arrived, where that matters (`global`).
         waited: whether it has waited for a copy long enough.
         since: when it began to wait, in seconds of the clock; 0 while it has not.
     """
 
     __slots__ = (
+        "begins",
         "bound_text",
         "classified",
         "cls",
         "effects",
+        "floor_ns",
         "kind",
         "mark",
         "named",
@@ -104,6 +108,8 @@ class Unit:
         self.refused = ""
         self.unseen = False
         self.untracked = False
+        self.begins = False
+        self.floor_ns = 0
         self.mark = 0
         self.waited = False
         self.since = 0.0

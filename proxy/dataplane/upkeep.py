@@ -47,7 +47,7 @@ def _idle_clients(worker: Worker, now: float) -> None:
         if quiet is None:
             continue
         server = client.server
-        if server is not None and server.status != IDLE:
+        if client.virtual is not None or (server is not None and server.status != IDLE):
             if in_transaction and now - quiet >= in_transaction:
                 client.fail(Terminated("terminating connection due to idle-in-transaction timeout", sqlstate="25P03"))
         elif idle and now - quiet >= idle:

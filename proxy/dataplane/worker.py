@@ -42,6 +42,7 @@ from ..metrics.counters import WorkerCounters
 from ..routing.balance import Balancer
 from ..routing.consistency import (
     ANY,
+    BEGIN_WAIT,
     MOVE_WAIT,
     SPREAD_AFTER_NS,
     SPREAD_WAIT,
@@ -95,6 +96,7 @@ class ClientSettings:
     split: bool
     consistency: str
     analytic_consistency: str
+    transactions: str
 
 
 class Worker:
@@ -347,6 +349,9 @@ class Worker:
             split=split and mode == "transaction",
             consistency=(db.consistency if db else None) or config.routing.consistency,
             analytic_consistency=config.routing.analytic_consistency,
+            transactions=(who.transactions if who else None)
+            or (db.transactions if db else None)
+            or config.routing.transactions,
         )
 
     def _database(self, name: str) -> Database | None:
@@ -578,7 +583,7 @@ class Worker:
         if waits or now - self._need_asked >= every:
             self._need_asked = now
             self._needed_ns = moment_ns
-            self.send(NeedFreshness(moment_ns))
+            self.send(NeedFreshness(moment_ns, waits))
 
     def primary_pool(self, client: Client) -> ServerPool | None:
         """The client's pool on the primary."""
@@ -656,6 +661,8 @@ class Worker:
                 unit.mark = self.clock.boot_ns()
             slot = self.key_slot(client, policy.key) if policy.key else client.key_slot
             token = self._token(client, level, unit.mark, slot)
+            if unit.floor_ns:
+                token = token.with_floor(unit.floor_ns)
         route: Route | None = None
         error: NoNode | None = None
         try:
@@ -680,7 +687,7 @@ class Worker:
             elif missed:
                 seconds = MOVE_WAIT
             else:
-                wait = self.config.routing.causal_wait
+                wait = BEGIN_WAIT if unit.floor_ns else self.config.routing.causal_wait
                 seconds = patience(token, level, wait, self.clock.boot_ns(), furthest)
             if seconds:
                 self.need_freshness(max(token.wrote_ns, token.seen_ns), waits=True)

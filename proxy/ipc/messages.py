@@ -78,6 +78,8 @@ class NeedFreshness(msgspec.Struct, tag="need_freshness"):
     (boot_ns). Positions are read fast until `Fresh` has passed that moment."""
 
     moment_ns: int
+    urgent: bool = False
+    """Whether a client waits for it."""
 
 
 class Ask(msgspec.Struct, tag="ask"):

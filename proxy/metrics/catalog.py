@@ -91,6 +91,7 @@ WORKER: dict[str, Source] = {
     "pinned_current": Source(Metric("pinned_current", "gauge", "Clients tied to a server beyond their transaction.")),
     "reruns": Source(Metric("reruns", "counter", "Reads run again on the primary because a standby had refused them.")),
     "reparses": Source(Metric("reparses", "counter", "Batches run again because a plan had gone stale.")),
+    "begins_held": Source(Metric("begins_held", "counter", "Transactions whose BEGIN was held back.")),
     "hints_ignored": Source(
         Metric("hints_ignored", "counter", "Hints and settings that were not understood or could not be obeyed.")
     ),

@@ -52,6 +52,8 @@ class WorkerCounters:
     """Batches run again, with their statements parsed anew, because a plan had gone stale."""
     pauses: int = 0
     """Times that reading from one side stopped because the other was slow."""
+    begins_held: int = 0
+    """Transactions whose BEGIN was held back."""
     hints_ignored: int = 0
     """Hints and settings `pgtrident.*` that were not understood, or could not be obeyed."""
     stale_reads: int = 0

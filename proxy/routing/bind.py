@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..sql.catalogue import Catalogue, bind, near, resolved
+from ..sql.catalogue import Catalogue, bind, is_timed, near, resolved
 from ..sql.grammar import shape
 from ..sql.model import Class, Classification, Effect
 
@@ -153,6 +153,18 @@ class Binding:
             watched = resolved(found, "catalogue_unread", watched=True) if self.split else found.watched()
             bound = self._remember(self._unsure, found, watched)
         return bound
+
+    def tells_time(self, bound: Classification) -> bool:
+        """Whether the answer of a statement, as bound, may tell when its transaction began, or which one it is."""
+        if bound.timed:
+            return True
+        catalogue = self._catalogue
+        return bound.uses is not None and (catalogue is None or is_timed(catalogue, bound.uses))
+
+    @property
+    def isolated(self) -> bool:
+        """Whether sessions may begin with another isolation level than READ COMMITTED; so while nothing is known."""
+        return self._catalogue is None or self._catalogue.isolated
 
     def _remember(
         self, known: dict[Classification, Classification], found: Classification, bound: Classification

@@ -26,6 +26,9 @@ SPREAD_AFTER_NS = 100_000_000
 serve it too, or a copy that is new would never get it."""
 SPREAD_WAIT = 0.02
 """Seconds that it waits at most."""
+BEGIN_WAIT = 0.05
+"""Seconds that the first read of a transaction whose BEGIN is held back waits for a copy that holds what was committed
+before that; else the transaction begins on the primary."""
 GLOBAL_WAIT = 0.1
 """Seconds that a `global` read waits for a copy at least: it can't do without a sample."""
 TOKEN_WAIT = 1.0
@@ -59,6 +62,10 @@ class Token:
         self.seen_node = seen_node
         self.lsn = lsn
         self.others = others
+
+    def with_floor(self, moment_ns: int) -> Token:
+        """The same with all that was committed before this moment."""
+        return Token(max(self.wrote_ns, moment_ns), self.seen_ns, self.seen_node, self.lsn, self.others)
 
     def with_others(self, wrote_ns: int, others: list[tuple[int, int]]) -> Token:
         """The same with what others wrote and saw."""

@@ -152,6 +152,14 @@ RUNS_SQL = names(
 )
 """Run SQL that is hidden in a string, a table or a cursor; what it calls can't be seen."""
 
+TIMED = names(
+    """
+    age current_setting now pg_current_snapshot pg_current_xact_id pg_current_xact_id_if_assigned
+    pg_visible_in_snapshot timenow transaction_timestamp txid_current txid_current_if_assigned txid_current_snapshot
+    txid_visible_in_snapshot
+    """
+)
+"""They tell when the transaction began, which one it is or how (manual, 9.9.5 and 9.27.9)."""
 SESSION_STATE = names(
     """
     current_query current_setting pg_backend_pid pg_cursor pg_is_other_temp_schema pg_listening_channels

@@ -64,6 +64,11 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """Why no read may leave the primary, whatever its text: code that isn't harmless is reached without a name, by a
     cast, a domain, an operator class, a type, or the planner (the expression of an index)."""
     watched: Watched = msgspec.field(default_factory=Watched)
+    timed: set[str] = set()
+    """Names of what may tell when the transaction began, or which one it is; of functions, relations and operators in
+    any schema."""
+    isolated: bool = False
+    """Sessions may begin with another isolation level than READ COMMITTED."""
 
 
 def bind(found: Classification, catalogue: Catalogue) -> Classification:
@@ -126,6 +131,15 @@ def _on_primary(found: Classification, trouble: str) -> Classification:
 
 _NO_WRITES = frozenset(("foreign_table", "refused_by_standby", "unlogged"))
 """Reasons of what only the primary answers rightly, and writes nothing."""
+
+
+def is_timed(catalogue: Catalogue, uses: Uses) -> bool:
+    """Whether the answer of what uses these names may tell when its transaction began, or which one it is."""
+    timed = catalogue.timed
+    if not timed:
+        return False
+    used = (*uses.functions, *uses.operators, *uses.relations)
+    return any(name in timed for _, name in used) or not timed.isdisjoint(uses.fields)
 
 
 def is_watched(catalogue: Catalogue, uses: Uses) -> bool:

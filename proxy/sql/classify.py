@@ -94,6 +94,7 @@ def classify(sql: bytes, witness: Callable[[str], Opinion] = opinion) -> Classif
         first.kind = lexical.first_word(text) or "unknown"
     if len(verdicts) > 1:
         return _several(verdicts)
+    first.timed = first.timed or lexical.may_tell_time(text)
     if first.cls is Class.READ or first.cls is Class.ANALYTIC:
         _weigh_opinion(first, witness(text) if first.kind == "select" else Opinion.NONE)
     uses = first.used()
@@ -121,6 +122,8 @@ def _single(
         starts_transaction=verdict.starts,
         ends_transaction=verdict.ends,
         read_only_transaction=verdict.read_only,
+        isolation=verdict.isolation,
+        timed=verdict.timed,
         fragile=verdict.fragile,
         retyped=verdict.retyped,
         uses=uses,

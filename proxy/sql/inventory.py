@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from . import lexical
-from .catalogue import HARMLESS, Catalogue, is_watched, reason_in, worst
+from .catalogue import HARMLESS, Catalogue, is_timed, is_watched, reason_in, worst
 from .grammar import Unparsed, parse, parse_plpgsql
 from .model import Class, Effect, Uses, names
 from .verdicts import is_unsafe, judge, weigh
@@ -61,6 +61,11 @@ SELECT n.nspname, c.relname, pg_catalog.pg_get_expr(p.polqual, p.polrelid)
 FROM pg_catalog.pg_policy p JOIN pg_catalog.pg_class c ON c.oid = p.polrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relrowsecurity AND p.polcmd IN ('*', 'r') AND p.polqual IS NOT NULL""",
+    "isolation": """\
+SELECT 'server' FROM pg_catalog.pg_settings
+WHERE name = 'default_transaction_isolation' AND reset_val <> 'read committed'
+UNION ALL SELECT 'role' FROM pg_catalog.pg_db_role_setting, pg_catalog.unnest(setconfig) AS s
+WHERE s ILIKE 'default_transaction_isolation=%' AND s NOT ILIKE '%=read committed'""",
     "triggers": f"""\
 SELECT n.nspname, c.relname, pn.nspname, p.proname,
  CASE WHEN t.tgqual IS NOT NULL THEN pg_catalog.left(pg_catalog.pg_get_triggerdef(t.oid), {MAX_BODY}) END
@@ -193,6 +198,7 @@ SELECT {
             ("pg_statistic_ext", "t.oid", "true"),
             ("pg_range", "t.rngtypid", f"t.rngtypid >= {_USERS}"),
             ("pg_extension", "t.oid", "true"),
+            ("pg_db_role_setting", "t.setdatabase, t.setrole", "true"),
         )
     )
 }"""
@@ -221,25 +227,33 @@ def catalogue_of(rows: Rows) -> Catalogue:
     collated = {name or "": alike == "true" for name, alike in rows["collations"]}
     if collated:
         collated["*"] = any(collated.values())
-    return msgspec.structs.replace(catalogue, collated=collated, hidden=worst(reasons), watched=watched)
+    _find_timed(catalogue, things)
+    return msgspec.structs.replace(
+        catalogue, collated=collated, hidden=worst(reasons), watched=watched, isolated=bool(rows["isolation"])
+    )
 
 
 class _Code:
     """What some code is: why it needs the primary by itself, whether it may touch the session by itself (or can't be
     read), and what it uses in turn."""
 
-    __slots__ = ("reason", "uses", "watched")
+    __slots__ = ("reason", "timed", "uses", "watched")
 
-    def __init__(self, reason: str = HARMLESS, uses: Iterable[Uses] = (), watched: bool = False) -> None:
+    def __init__(
+        self, reason: str = HARMLESS, uses: Iterable[Uses] = (), watched: bool = False, timed: bool = False
+    ) -> None:
         self.reason = reason
         self.uses = list(uses)
         self.watched = watched
+        self.timed = timed
+        """Whether it may tell when its transaction began, or which one it is."""
 
     def add(self, more: _Code) -> None:
         """It does that too."""
         self.reason = worst([self.reason, more.reason])
         self.uses += more.uses
         self.watched = self.watched or more.watched
+        self.timed = self.timed or more.timed
 
 
 class _Thing:
@@ -303,6 +317,18 @@ def _find_watched(catalogue: Catalogue, things: list[_Thing]) -> None:
     _spread(things, weigh)
 
 
+def _find_timed(catalogue: Catalogue, things: list[_Thing]) -> None:
+    """Say by which names the beginning of the transaction may be told."""
+
+    def weigh(thing: _Thing) -> bool:
+        if not (thing.code.timed or any(is_timed(catalogue, uses) for uses in thing.code.uses)):
+            return False
+        catalogue.timed.add(thing.name)
+        return True
+
+    _spread([thing for thing in things if thing.kind != "written"], weigh)
+
+
 def _spread(things: list[_Thing], weigh: Callable[[_Thing], bool]) -> None:
     """What uses something that is found out uses that too, until nothing changes."""
     while things:
@@ -335,11 +361,15 @@ def _relations(relations: list[Row], parents: list[Row], policies: list[Row]) ->
             # It may be changed like a table; then what it is made of is.
             yield _Thing("written", schema, name, _Code(uses=[Uses(written=uses.relations) for uses in code.uses]))
         reason = "unlogged" if persistence == "u" else _KINDS.get(kind or "", HARMLESS)
-        yield _Thing("relation", schema, name, _Code(reason or code.reason, code.uses, code.watched))
+        code.reason = reason or code.reason
+        code.timed = definition is not None and _tells_time(definition)
+        yield _Thing("relation", schema, name, code)
     for schema, name, kind in parents:
         yield _Thing("relation", schema, name, _Code(_PARENTS[kind or "u"]))
     for schema, name, condition in policies:
-        yield _Thing("relation", schema, name, _expression(condition))
+        code = _expression(condition)
+        code.timed = _tells_time(condition or "")
+        yield _Thing("relation", schema, name, code)
 
 
 def _written(rows: Rows) -> Iterator[_Thing]:
@@ -415,6 +445,8 @@ def _functions(functions: list[Row], relations: Collection[str]) -> Iterator[_Th
         if any(line.startswith(_TEMPORARY) for line in lines):
             code.watched = True
         code.add(_expression(defaults))
+        readable = language in ("sql", "plpgsql") and body is not None
+        code.timed = _tells_time(f"{body} {defaults}") if readable else volatile != "i"
         thing = _Thing("function", schema, name, code)
         thing.is_field = is_field == "t"
         yield thing
@@ -442,6 +474,18 @@ def _operators(operators: list[Row]) -> Iterator[_Thing]:
 
 
 # --- what code does ----------------------------------------------------------------------------------
+
+
+_TIMED = re.compile(
+    r"\b(?:now|today|tomorrow|yesterday|current_(?:date|time|timestamp)|localtime(?:stamp)?|transaction_timestamp|timenow|age"
+    r"|current_setting|txid_\w+|pg_current_\w+)\b|\\",
+    re.IGNORECASE,
+)
+
+
+def _tells_time(text: str) -> bool:
+    """Whether some code's text may tell when its transaction began, or which one it is."""
+    return _TIMED.search(text) is not None
 
 
 _TOUCHES = ~(Effect.SEQUENCE | Effect.LOCAL | Effect.OWN_NAMES)

@@ -182,6 +182,15 @@ def trouble(text: str) -> str:
     return ""
 
 
+_TIME_WORDS = re.compile(r"\b(?:now|today|tomorrow|yesterday)\b|\\", re.IGNORECASE)
+
+
+def may_tell_time(text: str) -> bool:
+    """Whether a literal of it may stand for a time by a word, which means the beginning of the transaction (manual,
+    8.5.1.4); one that is written with escapes may too."""
+    return _TIME_WORDS.search(text) is not None
+
+
 _FOLD = bytes.maketrans(b"123456789", b"000000000")
 _FOLDABLE = re.compile(
     rb"""(?x)

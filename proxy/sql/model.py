@@ -156,6 +156,8 @@ class Classification:
         ends_transaction: a statement of it is COMMIT, ROLLBACK (not TO), PREPARE TRANSACTION ...
         starts_transaction: a statement of it is BEGIN or START TRANSACTION.
         read_only_transaction: BEGIN ... READ ONLY and isolation level is not serializable.
+        isolation: the isolation level that BEGIN names; "" is none.
+        timed: whether its answer may tell when its transaction began, or which one it is.
         fragile: uses something that can't run on a columnar node (casts to reg*, catalogs ...).
         retyped: a result column's type may differ on a columnar node (sum, avg, a quotient ...).
         plain: one statement without effects, whose answer can be passed on unread.
@@ -173,6 +175,7 @@ class Classification:
         "effects",
         "ends_transaction",
         "fragile",
+        "isolation",
         "kind",
         "name",
         "name_span",
@@ -187,6 +190,7 @@ class Classification:
         "starts_transaction",
         "statements",
         "text",
+        "timed",
         "uses",
         "writes",
     )
@@ -206,6 +210,8 @@ class Classification:
         starts_transaction: bool = False,
         ends_transaction: bool = False,
         read_only_transaction: bool = False,
+        isolation: str = "",
+        timed: bool = False,
         fragile: bool = False,
         retyped: bool = False,
         uses: Uses | None = None,
@@ -223,6 +229,8 @@ class Classification:
         self.starts_transaction = starts_transaction
         self.ends_transaction = ends_transaction
         self.read_only_transaction = read_only_transaction
+        self.isolation = isolation
+        self.timed = timed
         self.fragile = fragile
         self.retyped = retyped
         self.plain = not effects and statements == 1 and kind not in ("copy", "execute", "prepare", "deallocate")
@@ -248,6 +256,8 @@ class Classification:
             starts_transaction=self.starts_transaction,
             ends_transaction=self.ends_transaction,
             read_only_transaction=self.read_only_transaction,
+            isolation=self.isolation,
+            timed=self.timed,
             fragile=self.fragile,
             retyped=self.retyped,
             uses=self.uses,

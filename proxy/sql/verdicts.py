@@ -40,6 +40,7 @@ class Verdict:
         "effects",
         "ends",
         "fragile",
+        "isolation",
         "kind",
         "name",
         "read_only",
@@ -49,6 +50,7 @@ class Verdict:
         "seen",
         "settings",
         "starts",
+        "timed",
     )
 
     def __init__(
@@ -64,6 +66,8 @@ class Verdict:
         self.starts = False
         self.ends = False
         self.read_only = False
+        self.isolation = ""
+        self.timed = False
         self.fragile = False
         self.retyped = False
         self.doubt = ""
@@ -128,6 +132,7 @@ def _select(body: Tree) -> Verdict:
     if verdict.cls is Class.READ:
         if _is_analytic(seen):
             verdict.cls, verdict.reason = Class.ANALYTIC, "aggregate"
+        verdict.timed = "SQLValueFunction" in seen.nodes or any(name in builtins.TIMED for _, name, _ in seen.calls)
         verdict.fragile = portable.is_fragile(seen)
         verdict.retyped = portable.is_retyped(seen)
     return verdict
@@ -539,6 +544,7 @@ def _transaction(body: Tree) -> Verdict:
         read_only = options.get("transaction_read_only", {}).get("A_Const", {}).get("ival", {}).get("ival", 0)
         isolation = constant(options.get("transaction_isolation", {}))
         verdict.read_only = bool(read_only) and isolation != "serializable"
+        verdict.isolation = str(isolation or "")
     elif command in ("TRANS_STMT_COMMIT", "TRANS_STMT_ROLLBACK", "TRANS_STMT_PREPARE"):
         verdict.ends = True
         verdict.starts = bool(body.get("chain"))

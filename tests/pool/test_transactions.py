@@ -1,0 +1,216 @@
+"""Transactions whose BEGIN is held back: reads on replicas, the rest as on PostgreSQL itself."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+
+from ..support.rawpg import B, E, P, Q, S, Wire
+from .conftest import Serve, Service, eventually
+
+COUNT = "SELECT count(*) FROM item"
+ROUTING = {"read_split": True, "transactions": "optimistic", "catalogue_interval": 0.5}
+
+
+@pytest.fixture
+def service(serve: Serve) -> Service:
+    return serve({"routing": ROUTING})
+
+
+@pytest.fixture
+def client(service: Service) -> Wire:
+    client = service.client(pool=20)
+    ready = f"/* ready */ {COUNT}"
+    assert eventually(lambda: client.query(ready) and service.reached(ready) - {"primary"}, 10)
+    return client
+
+
+def marked(service: Service, client: Wire, sql: str, mark: str) -> set[str]:
+    """Which nodes ran it."""
+    client.query(f"{sql} -- {mark}")
+    return service.reached(f"-- {mark}")
+
+
+def test_reads_in_a_transaction_are_on_replicas(service: Service, client: Wire) -> None:
+    assert client.ask(Q("BEGIN")) == "C[BEGIN] ZT"
+    for _ in range(3):
+        assert client.ask(Q(f"{COUNT} -- one")) == "T[count] D[20] C[SELECT 1] ZT"
+        assert client.ask(P("", f"{COUNT} -- two"), B(), E(), S) == "1 2 D[20] C[SELECT 1] ZT"
+    assert service.reached("-- one") | service.reached("-- two") <= {"replica1", "replica2"}
+    assert client.ask(Q("COMMIT")) == "C[COMMIT] ZI"
+    assert client.ask(Q("START TRANSACTION")) == "C[START TRANSACTION] ZT"
+    assert client.ask(Q("ROLLBACK")) == "C[ROLLBACK] ZI"
+
+
+WRITES = {
+    "insert": ("INSERT INTO trail(item_id) VALUES (1)",),
+    "lock": ("SELECT * FROM item WHERE id = 1 FOR SHARE",),
+    "cursor": ("DECLARE c CURSOR FOR SELECT id FROM item ORDER BY id", "FETCH 2 FROM c"),
+    "savepoint": ("SAVEPOINT a", "ROLLBACK TO a"),
+    "set local": ("SET LOCAL work_mem = '1MB'", "SHOW work_mem"),
+    "time": ("SELECT now() = transaction_timestamp()",),
+    "word": ("SELECT 'now'::timestamptz = now()",),
+    "date": ("SELECT current_date = now()::date",),
+    "temp": ("CREATE TEMP TABLE mine(a int) ON COMMIT DROP", "INSERT INTO mine VALUES (1)", "SELECT * FROM mine"),
+    "again": ("BEGIN", "SELECT 1"),
+    "level": ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", "SHOW transaction_isolation"),
+    "several": ("SELECT 1; SELECT 2",),
+}
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("read_first", [False, True])
+@pytest.mark.parametrize("what", WRITES)
+def test_what_is_no_plain_read_begins_on_the_primary(
+    service: Service, client: Wire, what: str, read_first: bool, end: str
+) -> None:
+    """The answers are those of the primary itself, asked the same."""
+    direct = service.admin
+    statements = [
+        "BEGIN",
+        *([COUNT] if read_first and what != "level" else []),
+        *WRITES[what],
+        f"{COUNT} -- {what}",
+        end,
+    ]
+    for statement in statements:
+        assert client.ask(Q(statement)) == direct.ask(Q(statement)), statement
+    assert service.reached(f"-- {what}") <= {"primary"}
+
+
+def test_what_has_been_written_is_read(service: Service, client: Wire) -> None:
+    before = int(client.value("SELECT count(*) FROM trail") or 0)
+    client.query("BEGIN")
+    client.query("INSERT INTO trail(item_id) VALUES (1)")
+    assert client.value("SELECT count(*) FROM trail") == str(before + 1)
+    client.query("COMMIT")
+    client.query("BEGIN")
+    assert client.value("SELECT count(*) FROM trail") == str(before + 1)
+    client.query("ROLLBACK")
+
+
+@pytest.mark.parametrize("form", ["query", "batch"])
+def test_an_error_aborts_it(client: Wire, form: str) -> None:
+    def ask(sql: str) -> str:
+        return client.ask(Q(sql)) if form == "query" else client.ask(P("", sql), B(), E(), S)
+
+    for end, tag in (("COMMIT", "ROLLBACK"), ("ROLLBACK", "ROLLBACK")):
+        assert client.ask(Q("BEGIN")) == "C[BEGIN] ZT"
+        assert ask("SELECT 1/0 FROM item").endswith("E[22012] ZE")
+        assert ask(COUNT) == "E[25P02] ZE"
+        assert ask("INSERT INTO trail(item_id) VALUES (1)") == "E[25P02] ZE"
+        assert ask(end).endswith(f"C[{tag}] ZI")
+        assert client.value(COUNT) == "20"
+
+
+def test_a_refusal_by_a_standby_moves_it(service: Service, client: Wire) -> None:
+    """What was taken for a read is run where it belongs, in the transaction."""
+    service.admin.run("CREATE TABLE late(a int)")
+    service.fleet.caught_up()
+    assert eventually(
+        lambda: client.query("/* late */ SELECT * FROM late") and service.reached("/* late */") - {"primary"}, 10
+    )
+    client.query("BEGIN")
+    assert client.value(COUNT) == "20"
+    service.admin.run("ALTER TABLE late SET UNLOGGED")
+    service.fleet.caught_up()
+    assert client.ask(Q("SELECT count(*) FROM late")) == "T[count] D[0] C[SELECT 1] ZT"
+    assert client.ask(Q("INSERT INTO late VALUES (1)")) == "C[INSERT 0 1] ZT"
+    assert client.ask(Q("COMMIT")) == "C[COMMIT] ZI"
+    assert client.value("SELECT count(*) FROM late") == "1"
+
+
+def test_pipelined(client: Wire) -> None:
+    sent = (Q("BEGIN"), Q(COUNT), Q(COUNT), Q("INSERT INTO trail(item_id) VALUES (7)"), Q(COUNT), Q("COMMIT"), Q(COUNT))
+    read = "T[count] D[20] C[SELECT 1]"
+    want = f"C[BEGIN] ZT {read} ZT {read} ZT C[INSERT 0 1] ZT {read} ZT C[COMMIT] ZI {read} ZI"
+    assert client.ask(*sent, times=len(sent)) == want
+
+
+def test_no_value_from_before_the_begin(service: Service, client: Wire) -> None:
+    """Replicas that stand still serve nothing in a transaction that began later."""
+    with service.fleet.paused():
+        service.admin.run("UPDATE item SET qty = 77 WHERE id = 1")
+        client.query("BEGIN")
+        assert client.value("SELECT qty FROM item WHERE id = 1") == "77"
+        client.query("ROLLBACK")
+
+
+def test_idle_time_runs_from_the_begin(serve: Serve) -> None:
+    service = serve({"routing": ROUTING, "pool": {"idle_in_transaction_timeout": 1}}, own=True)
+    client = service.client(pool=20)
+    ready = f"/* ready */ {COUNT}"
+    assert eventually(lambda: client.query(ready) and service.reached(ready) - {"primary"}, 10)
+    assert client.ask(Q("BEGIN")) == "C[BEGIN] ZT"
+    assert [reply.kind for reply in client.until("EOF")] == ["E", "EOF"]
+
+
+READ_ONLY = {
+    "begin": ("BEGIN READ ONLY", COUNT, "COMMIT"),
+    "writes": ("BEGIN READ ONLY", "INSERT INTO trail(item_id) VALUES (1)", "ROLLBACK"),
+    "turns": ("BEGIN READ ONLY", "SET TRANSACTION READ WRITE", "INSERT INTO trail(item_id) VALUES (1)", "ROLLBACK"),
+    "turns late": ("BEGIN READ ONLY", COUNT, "SET TRANSACTION READ WRITE", "ROLLBACK"),
+    "repeatable": ("START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", COUNT, "COMMIT"),
+    "serializable": ("BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY DEFERRABLE", COUNT, "COMMIT"),
+    "ids": ("BEGIN READ ONLY", "SELECT pg_notify('c', 'x')", "SELECT txid_current() > 0", "COMMIT"),
+    "lock": ("BEGIN READ ONLY", COUNT, "SELECT * FROM item FOR UPDATE", "ROLLBACK"),
+}
+
+
+@pytest.mark.parametrize("what", READ_ONLY)
+def test_read_only_transactions(serve: Serve, what: str) -> None:
+    service = serve({"routing": {"read_split": True}})
+    client = service.client(pool=20)
+    ready = f"/* ready */ {COUNT}"
+    assert eventually(lambda: client.query(ready) and service.reached(ready) - {"primary"}, 10)
+    turned = what == "turns late"
+    for statement in READ_ONLY[what]:
+        got, want = client.ask(Q(statement)), service.admin.ask(Q(statement))
+        if turned and statement.startswith("SET"):
+            # There its first statement was a read already; here nothing has begun yet.
+            assert want == "E[25001] ZE"
+            assert got in (want, "C[SET] ZT")
+        elif not turned:
+            assert got == want, statement
+    if what == "begin":
+        client.query("BEGIN READ ONLY")
+        assert marked(service, client, COUNT, "held") <= {"replica1", "replica2"}
+        client.query("COMMIT")
+        client.query("BEGIN")
+        assert marked(service, client, COUNT, "not held") == {"primary"}
+        client.query("COMMIT")
+
+
+def test_they_are_counted(service: Service, client: Wire) -> None:
+    client.query("BEGIN")
+    client.query("COMMIT")
+    url = f"http://127.0.0.1:{service.proxy.admin_port}/metrics"
+
+    def counted() -> bool:
+        page = urllib.request.urlopen(url, timeout=10).read().decode()
+        lines = [line for line in page.splitlines() if line.startswith("pgtrident_begins_held_total")]
+        return float(lines[0].split()[-1]) >= 1
+
+    assert eventually(counted)
+
+
+VIEWS = (
+    "CREATE VIEW clock AS SELECT now() AS t",
+    "CREATE FUNCTION today_() RETURNS date LANGUAGE sql STABLE AS 'SELECT current_date'",
+    "CREATE VIEW plain AS SELECT id FROM item",
+)
+
+
+@pytest.mark.parametrize(
+    "sql, primary", [("SELECT t FROM clock", True), ("SELECT today_()", True), ("SELECT max(id) FROM plain", False)]
+)
+def test_time_that_is_told_by_a_view_or_function(service: Service, client: Wire, sql: str, primary: bool) -> None:
+    for view in VIEWS:
+        service.admin.run(view)
+    service.fleet.caught_up()
+    known = "/* known */ SELECT today_(), * FROM clock, plain"
+    assert eventually(lambda: client.query(known) and service.reached("/* known */") - {"primary"}, 10)
+    client.query("BEGIN")
+    assert (marked(service, client, sql, "told") == {"primary"}) is primary
+    client.query("COMMIT")
