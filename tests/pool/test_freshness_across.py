@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ..support.fleet import Fleet
-from ..support.rawpg import B, E, P, S, Wire
+from ..support.rawpg import B, E, P, Q, S, Wire
 from .conftest import Serve, Service, eventually
 
 ROUTING = {"read_split": True, "catalogue_interval": 0.5}
@@ -57,7 +57,7 @@ def seen(marker: str) -> str:
 
 def on_copies(service: Service, client: Wire, marker: str) -> bool:
     """Whether copies answer this client, in the end."""
-    sql = seen(marker)
+    sql = f"SELECT count(*) FROM item /* {marker} */"
     return eventually(lambda: client.query(sql) and service.reached(sql) - {"primary"}, 10)
 
 
@@ -195,3 +195,17 @@ def test_a_worker_that_dies_takes_no_write_along(serve: Serve, fleet: Fleet) -> 
         for _ in range(4):
             assert reader.value(MARK) == "1"
             assert service.client(pool=20, pgtrident__consistency_key="k").value(MARK) == "1"
+
+
+def test_a_read_waits_for_a_copy_as_long_as_it_may(serve: Serve, fleet: Fleet) -> None:
+    """`causal_wait`: it is answered by a copy that catches up meanwhile, and else by the primary."""
+    service = serve({"routing": {**ROUTING, "causal_wait": 20}, "lag": {"replica_out": 60, "replica_in": 30}}, own=True)
+    client = service.client(pool=20)
+    assert on_copies(service, client, "before")
+    with fleet.paused():
+        client.query("INSERT INTO trail(item_id) VALUES (1)")
+        client.send(Q("SELECT count(*) > 0 FROM trail -- waits"))
+        assert eventually(lambda: service.shown(client)["state"] != "active")
+        assert not service.reached("-- waits")
+    assert [reply.values for reply in client.until() if reply.kind == "D"] == [[b"t"]]
+    assert service.reached("-- waits") - {"primary"}
