@@ -64,6 +64,12 @@ FLEET = (
 
 ROUTES = Metric("routes", "counter", "Units by the node they went to and the reason.", ("node", "reason"))
 RULES = Metric("rules", "counter", "Texts for which a rule held, by what came of it.", ("rule", "result"))
+SWITCHES = Metric(
+    "service_switches",
+    "counter",
+    "Clients of a service that went over to this node, by the reason.",
+    ("service", "node", "reason"),
+)
 _CLASSIFICATIONS = Metric("classifications", "counter", "Classifications by cache result.", ("result",))
 _UNITS = Metric("units", "counter", "Units routed, by class.", ("class",))
 
@@ -144,6 +150,6 @@ POOL: dict[str, Source] = {
 
 def all_metrics() -> tuple[Metric, ...]:
     """Every family once, in the order of the page."""
-    families = [*FLEET, *(source.metric for source in WORKER.values()), ROUTES, RULES]
+    families = [*FLEET, *(source.metric for source in WORKER.values()), ROUTES, RULES, SWITCHES]
     families.extend(source.metric for source in POOL.values())
     return tuple(dict.fromkeys(families))

@@ -60,6 +60,8 @@ class WorkerCounters:
     """Reads that a copy answered which may not hold what they had to see, as a rule allows."""
     rules: dict[tuple[str, str], int] = field(default_factory=dict)
     """Texts by (rule, what it did: `held`, or of a shadow rule `same` or `differs`)."""
+    switches: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """Clients that went over to another node by (service, that node, reason); all come from fixed sets."""
     routes: dict[tuple[str, str], int] = field(default_factory=dict)
     """Units by (node, reason code); both come from fixed sets, which bounds it."""
 
@@ -73,14 +75,22 @@ class WorkerCounters:
         key = (rule, result)
         self.rules[key] = self.rules.get(key, 0) + 1
 
+    def switched(self, service: str, node: str, reason: str) -> None:
+        """Count a client of a service that goes over to this node."""
+        key = (service, node, reason)
+        self.switches[key] = self.switches.get(key, 0) + 1
+
     def as_dict(self) -> dict[str, int]:
-        """All plain fields, `route:<node>:<reason>` for the routes and `rule:<rule>:<result>` for the rules (reason
-        and result have no colon)."""
+        """All plain fields, `route:<node>:<reason>` for the routes, `rule:<rule>:<result>` for the rules and
+        `switch:<node>:<reason>:<service>` for the switches (reason and result have no colon, nor has a switch's
+        node)."""
         values = {name: getattr(self, name) for name in WORKER_FIELDS}
         for (node, reason), count in self.routes.items():
             values[f"route:{node}:{reason}"] = count
         for (rule, result), count in self.rules.items():
             values[f"rule:{rule}:{result}"] = count
+        for (service, node, reason), count in self.switches.items():
+            values[f"switch:{node}:{reason}:{service}"] = count
         return values
 
 
@@ -135,7 +145,7 @@ class PoolCounters:
         return {name: getattr(self, name) for name in POOL_FIELDS}
 
 
-WORKER_FIELDS = tuple(f.name for f in fields(WorkerCounters) if f.name not in ("routes", "rules"))
+WORKER_FIELDS = tuple(f.name for f in fields(WorkerCounters) if f.name not in ("routes", "rules", "switches"))
 POOL_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(PoolCounters))
 POOL_GAUGES = frozenset(
     (

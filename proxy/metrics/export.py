@@ -101,6 +101,9 @@ def _fill(page: _Page, scrape: Scrape) -> None:
         elif field.startswith("rule:"):
             rule, result = field.split(":", 1)[1].rsplit(":", 1)
             page.add(catalog.RULES, count, rule=rule, result=result)
+        elif field.startswith("switch:"):
+            _, name, reason, service = field.split(":", 3)
+            page.add(catalog.SWITCHES, count, service=service, node=name, reason=reason)
     for (node_name, database, user), counts in scrape.pools.items():
         labels = {"node": node_name, "database": database, "user": user}
         for field, source in catalog.POOL.items():

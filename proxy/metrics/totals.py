@@ -97,7 +97,7 @@ def merge_pools(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def is_gauge(name: str) -> bool:
     """Whether a worker's counter goes up and down."""
-    return name.endswith("_current")
+    return name.endswith("_current") and ":" not in name
 
 
 def _add(into: dict[str, Any], row: Mapping[str, Any], names: Iterable[str]) -> None:

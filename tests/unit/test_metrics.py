@@ -40,6 +40,20 @@ def test_routes_are_counted_by_node_and_reason() -> None:
     assert worker.as_dict()["route:pg:1:select"] == 2
 
 
+def test_switches_are_counted_by_service_node_and_reason() -> None:
+    """Whatever a service is called, it is a counter."""
+    worker = WorkerCounters()
+    for _ in range(2):
+        worker.switched("a:b_current", "pg1", "affinity_next")
+    view = FakeView()
+    view.counters = {0: worker_report(0, **worker.as_dict()), 1: worker_report(1, **worker.as_dict())}
+    assert families(view)["pgtrident_service_switches"] == {("pg1", "affinity_next", "a:b_current"): 4}
+    totals = Totals()
+    totals.update(0, worker.as_dict(), [])
+    totals.keep([])
+    assert totals.values()["switch:pg1:affinity_next:a:b_current"] == 2
+
+
 def test_every_counter_has_a_metric_and_every_metric_a_counter() -> None:
     assert set(catalog.WORKER) == set(WORKER_FIELDS)
     assert set(catalog.POOL) == set(POOL_FIELDS)
@@ -72,6 +86,7 @@ def test_page_has_exactly_the_catalogue() -> None:
     view = FakeView()
     view.counters[0].values["route:pg1:insert"] = 4
     view.counters[0].values["rule:closed:held"] = 2
+    view.counters[0].values["switch:pg1:affinity_next:billing"] = 3
     found = families(view)
     assert set(found) == {catalog.PREFIX + metric.name for metric in catalog.all_metrics()}
     assert all(samples for samples in found.values()), [name for name, samples in found.items() if not samples]
