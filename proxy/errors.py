@@ -88,6 +88,13 @@ class NoNode(TridentError):
     retryable = True
 
 
+class Moved(TridentError):
+    """The client's service was moved off a node that has failed; the client asked to be told. Its session goes on."""
+
+    sqlstate = "40001"
+    retryable = True
+
+
 class CannotFollow(TridentError):
     """State of the client's session can't be carried to the server that it needs."""
 

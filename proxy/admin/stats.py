@@ -85,4 +85,4 @@ def serving(view: ControllerView) -> frozenset[str]:
     snapshot = view.snapshot
     if snapshot is None:
         return frozenset()
-    return frozenset((snapshot.primary, *snapshot.replicas, *snapshot.columnar)) - {""}
+    return frozenset((snapshot.primary, *snapshot.writers, *snapshot.replicas, *snapshot.columnar)) - {""}

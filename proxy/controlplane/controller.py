@@ -24,7 +24,7 @@ from ..config.schema import Config, Node
 from ..health.judge import Facts, Verdict, judge, role_of
 from ..health.machine import NodeHealth
 from ..health.table import PASSES, Seen
-from ..ipc.messages import Counters, Learned, NeedCatalogue, Suspicion
+from ..ipc.messages import Counters, Home, KnownHomes, Learned, NeedCatalogue, Suspicion
 from ..ipc.paths import RuntimePaths
 from ..log import get_logger
 from ..topology.compile import compile_snapshot, content
@@ -32,6 +32,7 @@ from ..topology.model import Health, Role
 from ..topology.snapshot import Address, NodeView, Snapshot
 from .catalogues import Catalogues, DialDatabase
 from .freshness import Sampler
+from .homes import Homes
 from .link import Dial
 from .probes import Answer, Pace, probe
 from .publish import Kept, Publisher
@@ -121,6 +122,8 @@ class Controller:
             on_need=self._needed,
             on_need_catalogue=self._needed_catalogue,
             on_learned=self._learned,
+            on_need_homes=self._needed_homes,
+            homes=self._known_homes,
             clock=clock,
         )
         self._sampler = Sampler(
@@ -136,6 +139,7 @@ class Controller:
         )
 
         self._shapes = Shapes(paths.shapes, self._publisher.publish_names, clock)
+        self._homes = Homes(paths.homes, lambda: self.snapshot, lambda: self._config, self._publisher.publish_names)
 
     # The view for `admin`.
 
@@ -171,6 +175,7 @@ class Controller:
     async def start(self) -> None:
         """Begin to probe, and to serve workers; OSError if the runtime directory can't be used."""
         self._shapes.load()
+        self._homes.load()
         kept = self._publisher.last_kept()
         if kept is not None:
             self._was_primary = kept.was_primary
@@ -376,6 +381,13 @@ class Controller:
         """A worker has seen a standby refuse a read."""
         self._shapes.learn(learned)
 
+    def _needed_homes(self, wanted: list[Home]) -> None:
+        """A worker has met names of `spread` services that have no node yet."""
+        self._homes.need(wanted)
+
+    def _known_homes(self) -> KnownHomes:
+        return self._homes.all()
+
     def _suspected(self, suspicion: Suspicion) -> None:
         """A worker saw something: look at once. `read_only` (25006 from the primary) means that roles have
         moved, so everybody is asked."""
@@ -421,5 +433,5 @@ def _as_kept(kept: Kept | None, name: str) -> NodeView | None:
     view = kept.snapshot.nodes.get(name) if kept else None
     if kept is None or view is None or view.health is not Health.ACTIVE:
         return view
-    in_service = (kept.snapshot.primary, *kept.snapshot.replicas, *kept.snapshot.columnar)
+    in_service = (kept.snapshot.primary, *kept.snapshot.writers, *kept.snapshot.replicas, *kept.snapshot.columnar)
     return view if name in in_service else msgspec.structs.replace(view, health=Health.SUSPECT)

@@ -24,12 +24,15 @@ from ..ipc.messages import (
     GiveBack,
     Grant,
     Hello,
+    Home,
     KnownCatalogue,
+    KnownHomes,
     KnownShapes,
     Learned,
     Message,
     NeedCatalogue,
     NeedFreshness,
+    NeedHomes,
     Publish,
     Reconfigure,
     Report,
@@ -72,6 +75,8 @@ class Publisher:
         on_need: Callable[[int, bool], None],
         on_need_catalogue: Callable[[NeedCatalogue], None],
         on_learned: Callable[[Learned], None],
+        on_need_homes: Callable[[list[Home]], None],
+        homes: Callable[[], KnownHomes],
         clock: Clock,
     ) -> None:
         self._paths = paths
@@ -82,6 +87,8 @@ class Publisher:
         self._on_need = on_need
         self._on_need_catalogue = on_need_catalogue
         self._on_learned = on_learned
+        self._on_need_homes = on_need_homes
+        self._homes = homes
         self._clock = clock
         self._server = Server(self._received, self._lost)
         self._channels: dict[int, Channel] = {}
@@ -116,8 +123,8 @@ class Publisher:
         self.freshness = freshness
         self._broadcast(Fresh(freshness))
 
-    def publish_names(self, known: KnownCatalogue | KnownShapes) -> None:
-        """Tell all workers; one that comes later asks by itself."""
+    def publish_names(self, known: KnownCatalogue | KnownShapes | KnownHomes) -> None:
+        """Tell all workers; one that comes later asks by itself, or is told when it joins."""
         self._broadcast(known)
 
     def reconfigure(self, config: Config) -> None:
@@ -182,6 +189,8 @@ class Publisher:
                 self._on_learned(message)
             case NeedCatalogue():
                 self._on_need_catalogue(message)
+            case NeedHomes():
+                self._on_need_homes(message.homes)
             case Ask() if message.worker in self._channels:
                 self._grant(
                     self._broker.ask(message.worker, message.key, message.count, message.limit, self._clock.now())
@@ -221,6 +230,9 @@ class Publisher:
             )
         )
         channel.send(Fresh(self.freshness))
+        homes = self._homes()
+        if homes.homes:
+            channel.send(homes)
 
     def _lost(self, channel: Channel) -> None:
         for worker, known in list(self._channels.items()):

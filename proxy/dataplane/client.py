@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import Aborted, CannotFollow, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
+from ..errors import Aborted, CannotFollow, Moved, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
 from ..routing.consistency import LEVELS, Token, read_token
 from ..routing.router import Hold
 from ..session import rules
 from ..session.prepared import ClientStatements, Statement, take_names
 from ..session.state import State
-from ..session.wishes import CONSISTENCY, KEY, NONE, TOKEN, divide, shown_sql
+from ..session.wishes import CONSISTENCY, KEY, NONE, TOKEN, divide, later, shown_sql
 from ..sql.hints import MARK, Hints, Split, of_settings
 from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
@@ -41,6 +41,7 @@ from .waiter import Waiter
 if TYPE_CHECKING:
     from .authenticate import LoggedIn
     from .pools import ServerPool
+    from .services import Tie
     from .worker import ClientSettings, Worker
 
 MAX_PIPELINE = 1_000
@@ -95,6 +96,8 @@ class Client(Sink, Waiter):
         self.login = replace(login, params=self.startup, credentials=None)  # many clients share one
         self.number = number
         self.settings = settings
+        self.tie: Tie | None = None
+        """How it keeps to nodes; None if it goes by the router's rules."""
         self.binding = (
             worker.catalogues.binding(settings.dbname, settings.split) if settings.mode != "session" else None
         )
@@ -272,7 +275,7 @@ class Client(Sink, Waiter):
                 return False
             return self._pass(server, form, data, classification)
         worker = self.worker
-        if self.settings.split:
+        if self.settings.split or self.tie is not None:
             route = worker.route_plain(self, classification)
             if route is None:
                 return False
@@ -742,6 +745,9 @@ class Client(Sink, Waiter):
             route = worker.route_unit(self, unit)
         except NoNode as error:
             self._hold(unit, error)
+            return
+        except Moved as error:
+            self._refuse(unit, error)
             return
         if route is None:
             self._park(unit)
@@ -1362,7 +1368,7 @@ class Client(Sink, Waiter):
         if self.level == "key" and not key:
             self.level = "session"
         self.key_slot = self.worker.key_slot(self, key) if key else -1
-        self.asked = of_settings(wishes)
+        self.asked = of_settings(later(wishes, self.startup_wishes))
         self.rule()
 
     def rule(self) -> None:

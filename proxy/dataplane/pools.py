@@ -306,7 +306,9 @@ class ServerPool:
         return view.generation if view is not None else -1
 
     def is_primary(self) -> bool:
-        return self.node == self.pools.worker.snapshot.primary
+        """Whether its node takes writes."""
+        snapshot = self.pools.worker.snapshot
+        return self.node == snapshot.primary or self.node in snapshot.writers
 
     def _reserve(self) -> int:
         if not self.reserve:

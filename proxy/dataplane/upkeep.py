@@ -31,6 +31,7 @@ async def run(worker: Worker) -> None:
         worker.tell_load()
         if passes % 10 == 0:
             worker.pools.housekeeping(now)
+            worker.services.upkeep()
             _idle_clients(worker, now)
             worker.send_counters()
 
@@ -60,6 +61,8 @@ def report(worker: Worker, kind: str) -> list[dict[str, Any]]:
         return [_client_row(client) for client in worker.clients.values()]
     if kind == "servers":
         return _server_rows(worker)
+    if kind == "services":
+        return worker.services.rows()
     return _pool_rows(worker)
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 from .. import ids, log
 from ..clock import Clock
 from ..config.schema import Config, Database, PoolMode
-from ..errors import NoNode, Terminated, TridentError
+from ..errors import LoginError, NoNode, Terminated, TridentError
 from ..ipc.board import Board, slot_of, user_slot
 from ..ipc.messages import (
     Ask,
@@ -28,6 +28,7 @@ from ..ipc.messages import (
     GiveBack,
     Grant,
     KnownCatalogue,
+    KnownHomes,
     KnownShapes,
     Message,
     NeedFreshness,
@@ -75,10 +76,13 @@ from .connect import dial, tls_mode, with_passfile
 from .lookup import CONSOLE_DATABASES
 from .pools import Pools, ServerPool
 from .relay import tie
+from .services import Services
 from .unit import Kind, Unit
 
 NEED_INTERVAL = 0.005
 """Seconds between two messages about what has been written, while nobody waits for it."""
+MARGIN = 0.002
+"""Seconds that a wait for a client's own node ends behind the moment at which that is given up."""
 _RATHER_WAITED = FALLBACKS | {"analytic_to_replica", "analytic_to_primary"}
 """Reasons of routes that are second best: a copy may be a moment away from holding what the read has to see."""
 
@@ -131,6 +135,7 @@ class Worker:
         self.router = self._new_router()
         routing = self.config.routing
         self.policies = Policies(self.config)
+        self.services = Services(self)
         self.splitter = Splitter(routing.cache_entries // 4, routing.cache_bytes // 4)
         self.now = clock.now()
         """The clock as of the last pass of upkeep: near enough for idle times, and free."""
@@ -218,6 +223,8 @@ class Worker:
                 self.catalogues.learn(database, read_ns, catalogue)
             case KnownShapes(database, refused):
                 self.catalogues.told(database, refused)
+            case KnownHomes(homes):
+                self.services.told(homes)
             case Reconfigure(config):
                 self._reconfigure(config)
             case Grant(key, permits):
@@ -231,6 +238,7 @@ class Worker:
         before = self.snapshot
         self.snapshot = snapshot
         self.router = self._new_router()
+        self.services.published()
         # While there is none, what the last one said still greets new clients.
         if snapshot.primary not in ("", before.primary):
             self.pools.primary_changed()
@@ -243,6 +251,7 @@ class Worker:
             if view is not None and view.health is Health.DOWN:
                 pool.cut()
             self._move_waiters(pool)
+        self.services.upkeep()
         self._release_held()
 
     def _new_router(self) -> Router:
@@ -262,7 +271,8 @@ class Worker:
     def _move_waiters(self, pool: ServerPool) -> None:
         """Who waits at a node that no longer serves is routed again."""
         snapshot = self.snapshot
-        if pool.node == snapshot.primary or pool.node in snapshot.replicas or pool.node in snapshot.columnar:
+        serving = pool.is_primary() or pool.node in snapshot.replicas or pool.node in snapshot.columnar
+        if serving and not self.services.leaves(pool.node):
             pool.open_more()
             return
         for waiter in list(pool.state.waiting):
@@ -274,6 +284,7 @@ class Worker:
         self.policies = Policies(config)
         for client in self.clients.values():
             client.rule()
+        self.services.reconfigured()
         self._acceptor.forget_users()
         self.pools.reconfigured()
         self._publish(self.snapshot)
@@ -379,6 +390,12 @@ class Worker:
             transport.write(build.error_response(error, "FATAL"))
             transport.close()
             return
+        try:
+            self.services.check(logged_in)
+        except LoginError as refusal:
+            transport.write(build.error_response(refusal, "FATAL"))
+            transport.close()
+            return
         settings = self.settings_for(logged_in.database, logged_in.user)
         who = config.users.get(logged_in.user)
         if who is not None and who.max_clients:
@@ -393,6 +410,7 @@ class Worker:
             self.pools.logged_in(settings.dbname, settings.user, credentials)
         self._serial += 1
         client = Client(self, transport, logged_in, settings, self._serial)
+        client.tie = self.services.tie(client)
         self.clients[client.number] = client
         self.tell_load(adopted=1)
         self.client_event(client, "client_connected", peer=logged_in.peer, auth=logged_in.authenticated_by)
@@ -608,19 +626,32 @@ class Worker:
             return None
         reads = cls is Class.READ
         settings = client.settings
+        known = not reads or client.binding is None or self.catalogues.believed(client.binding)
+        strong = "strong" if level == "strong" else ""
+        wanted = reason = writer = ""
+        tie = client.tie
+        if tie is not None:
+            copies = reads and settings.split and known and not strong
+            if self.services.place(tie, level, copies=copies, able=False) or tie.error is not None:
+                return None
+            wanted, reason, writer = tie.node, tie.reason, tie.writer
+            strong = strong or tie.strong
         try:
             route = self.router.route(
                 cls,
                 split=settings.split,
-                known=not reads or client.binding is None or self.catalogues.believed(client.binding),
-                strong="strong" if level == "strong" else "",
+                known=known,
+                strong=strong,
                 token=self._token(client, level, 0, client.key_slot) if reads else ANY,
                 columnar_able=False,
                 load=client.load_of,
+                node=wanted,
+                node_reason=reason,
+                writer=writer,
             )
         except NoNode:
             return None
-        if reads and (route.reason in FALLBACKS or self._is_stuck(client)):
+        if reads and (route.reason in FALLBACKS or self._is_stuck(client, route, wanted)):
             return None
         self._count_read(reads, False)
         self.counters.routed(route.node, route.reason)
@@ -665,21 +696,36 @@ class Worker:
                 token = token.with_floor(unit.floor_ns)
         route: Route | None = None
         error: NoNode | None = None
+        known = greets or not reads or client.binding is None or self.catalogues.believed(client.binding)
+        strong = _primary_for(policy, level)
+        wanted = reason = writer = ""
+        tie = client.tie
+        if tie is not None and not greets:
+            copies = reads and settings.split and known and not strong
+            until = self.services.place(tie, level, copies=copies, able=able, named=bool(policy.node))
+            if tie.error is not None:
+                moved, tie.error = tie.error, None
+                raise moved
+            if until and not unit.waited:
+                return Hold("affinity_wait", until - (unit.since or self.clock.now()) + MARGIN)
+            wanted, reason, writer = tie.node, tie.reason, tie.writer
+            strong = strong or tie.strong
         try:
             route = self.router.route(
                 cls,
                 split=settings.split,
-                known=greets or not reads or client.binding is None or self.catalogues.believed(client.binding),
-                strong=_primary_for(policy, level),
+                known=known,
+                strong=strong,
                 token=token,
                 columnar_able=able,
                 load=client.load_of,
-                node=policy.node,
-                node_reason=policy.reason,
+                node=policy.node or wanted,
+                node_reason=policy.reason if policy.node else reason,
+                writer=writer,
             )
         except NoNode as refusal:
             error = refusal
-        missed = bool(policy.node) and route is not None and self.router.misses(policy.node, route)
+        missed = bool(policy.node) and not strong and route is not None and self.router.misses(policy.node, route)
         if token is not ANY and not unit.waited and (route is None or missed or route.reason in _RATHER_WAITED):
             furthest = self.router.could_wait(cls, able)
             if route is not None and not furthest:
@@ -695,7 +741,7 @@ class Worker:
         if route is None:
             assert error is not None
             raise error
-        if route.reason == "read" and token is not ANY and self._is_stuck(client):
+        if route.reason == "read" and token is not ANY and self._is_stuck(client, route, wanted):
             if not unit.waited:
                 self.need_freshness(token.seen_ns, waits=True)
                 return Hold("spreading", SPREAD_WAIT)
@@ -709,10 +755,11 @@ class Worker:
         self.counters.routed(route.node, route.reason)
         return route
 
-    def _is_stuck(self, client: Client) -> bool:
-        """Whether a session has read from one copy for long because others are not known to hold what it saw there."""
+    def _is_stuck(self, client: Client, route: Route, wanted: str) -> bool:
+        """Whether a session has read from one copy for long because others are not known to hold what it saw there.
+        One that keeps to a copy (`wanted`) is stuck only while it is kept from that."""
         token = client.token
-        if not self.router.sticks(token):
+        if not (self.router.misses(wanted, route) if wanted else self.router.sticks(token)):
             client.spread_ns = token.seen_ns
             return False
         return token.seen_ns - client.spread_ns > SPREAD_AFTER_NS
@@ -751,8 +798,9 @@ class Worker:
             return False
         self._held[client] = (since + timeout, error)
         self.counters.held += 1
-        if error is None:
-            self.loop.call_later(since + timeout - now, self._expire_hold, client)
+        rest = since + timeout - now
+        if error is None and rest < 2 * upkeep.PERIOD:  # upkeep ends a longer one
+            self.loop.call_later(rest, self._expire_hold, client)
         return True
 
     def _expire_hold(self, client: Client) -> None:

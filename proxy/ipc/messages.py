@@ -13,6 +13,7 @@ import msgspec
 
 from ..config.schema import Config
 from ..sql.catalogue import Catalogue
+from ..topology.model import Role
 from ..topology.snapshot import Freshness, Snapshot
 
 
@@ -161,8 +162,31 @@ class KnownShapes(msgspec.Struct, tag="known_shapes"):
     """SQLSTATE by shape."""
 
 
+class Home(msgspec.Struct, frozen=True):
+    """The node that a name of a `spread` service keeps to."""
+
+    service: str
+    role: Role
+    """Of the nodes that are meant."""
+    name: str
+    node: str = ""
+    """Empty: not known yet."""
+
+
+class NeedHomes(msgspec.Struct, tag="need_homes"):
+    """Worker to controller: names that have no node yet, or one that is no longer theirs."""
+
+    homes: list[Home]
+
+
+class KnownHomes(msgspec.Struct, tag="known_homes"):
+    """Controller to worker: where names keep to; all that are known to a worker that joins, then what is new."""
+
+    homes: list[Home]
+
+
 class ReportRequest(msgspec.Struct, tag="report_request"):
-    """Controller to worker: rows for a console command (`clients`, `servers`, `pools`, `stats`)."""
+    """Controller to worker: rows for a console command (`clients`, `servers`, `pools`, `services`, `stats`)."""
 
     id: int
     kind: str
@@ -193,6 +217,8 @@ Message = (
     | KnownCatalogue
     | Learned
     | KnownShapes
+    | NeedHomes
+    | KnownHomes
     | Ask
     | Grant
     | GiveBack

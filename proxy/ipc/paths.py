@@ -25,6 +25,8 @@ class RuntimePaths:
 
         self.shapes = self.directory / "shapes"
         """What standbys have refused. It stays for the next run."""
+        self.homes = self.directory / "homes"
+        """Where names of `spread` services keep to. It stays too."""
 
     def datagrams(self, worker: int) -> Path:
         """The datagram socket of a worker."""

@@ -366,6 +366,11 @@ class Affinity:
                 return ranked(nodes, key)
         return nodes
 
+    @property
+    def wanted(self) -> bool:
+        """Whether `take_wanted` has something."""
+        return bool(self._wanted)
+
     def take_wanted(self) -> list[tuple[str, Role, str]]:
         """Service, role and name of which `spread` doesn't know the node, each once: for the controller."""
         wanted = list(self._wanted)

@@ -129,6 +129,7 @@ class Router:
         load: Load,
         node: str = "",
         node_reason: str = "",
+        writer: str = "",
     ) -> Route:
         """The route of a unit that stands alone outside a transaction.
 
@@ -136,17 +137,18 @@ class Router:
         is known as of now. `strong`: the reason why it is to be read on the primary; "" is none. `token`: what it has
         to see at least. `columnar_able`: the statement's result has PostgreSQL's types on a columnar node; one that
         has not is an ordinary read. `load` counts servers at work on a node. `node`: the one that is asked for; it
-        gets what it can serve, and others the rest. Raises NoNode when nothing may serve it.
+        gets what it can serve, and others the rest. `writer`: who is written to in place of the primary. Raises NoNode
+        when nothing may serve it.
         """
         snapshot = self.snapshot
         if not split:
-            return self._to_primary("read_split_off", cls, load)
+            return self._to_primary("read_split_off", cls, load, writer)
         if cls is Class.WRITE or cls is Class.SESSION:
-            return self._to_primary(cls.value, cls, load)
+            return self._to_primary(cls.value, cls, load, writer)
         if not known:
-            return self._to_primary("catalogue_unread", Class.WRITE, load)
+            return self._to_primary("catalogue_unread", Class.WRITE, load, writer)
         if strong:
-            return self._to_primary(strong, cls, load)
+            return self._to_primary(strong, cls, load, writer)
         if node and (route := self._asked_for(node, node_reason, token, columnar_able)) is not None:
             return route
         if cls is Class.ANALYTIC and columnar_able and snapshot.has_columnar:
@@ -157,7 +159,7 @@ class Router:
             if chosen:
                 return self._route(chosen, "analytic_to_replica")
             if self._analytic_to_primary:
-                return self._to_primary("analytic_to_primary", cls, load)
+                return self._to_primary("analytic_to_primary", cls, load, writer)
             raise NoNode(
                 "analytic service temporarily unavailable: no columnar node and no replica can serve it now",
                 hint="Try again when one is back, or set routing.analytic_to_primary.",
@@ -166,8 +168,8 @@ class Router:
         if chosen:
             return self._route(chosen, "read")
         if not snapshot.replicas:
-            return self._to_primary("no_replica", cls, load)
-        return self._to_primary("after_write" if self.replicas.serving else "lagging", cls, load)
+            return self._to_primary("no_replica", cls, load, writer)
+        return self._to_primary("after_write" if self.replicas.serving else "lagging", cls, load, writer)
 
     def _asked_for(self, node: str, reason: str, token: Token, columnar_able: bool) -> Route | None:
         """The node that hint or rule ask for, if it can serve a read now."""
@@ -217,10 +219,10 @@ class Router:
             nodes = [node for node in nodes if node in self._near] or nodes
         return self._balancer.choose(nodes, copies.weights, copies.latencies, load)
 
-    def _to_primary(self, reason: str, cls: Class, load: Load) -> Route:
+    def _to_primary(self, reason: str, cls: Class, load: Load, writer: str) -> Route:
         snapshot = self.snapshot
-        if snapshot.primary:
-            return self._route(snapshot.primary, reason)
+        if writer or snapshot.primary:
+            return self._route(writer or snapshot.primary, reason)
         if cls in (Class.READ, Class.ANALYTIC) and snapshot.replicas:
             # The best that is left: of those that are furthest, the least loaded.
             states = self.replicas.states

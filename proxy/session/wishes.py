@@ -17,6 +17,8 @@ PREFIX = "pgtrident."
 CONSISTENCY = PREFIX + "consistency"
 KEY = PREFIX + "consistency_key"
 TOKEN = PREFIX + "token"
+SERVICE = PREFIX + "service"
+"""Counts at login only (`routing.affinity`)."""
 NONE: dict[str, str] = {}
 
 
@@ -26,6 +28,14 @@ def divide(values: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, s
         return values, NONE
     wishes = {name: value for name, value in values.items() if name.startswith(PREFIX) and value}
     return {name: value for name, value in values.items() if not name.startswith(PREFIX)}, wishes
+
+
+def later(wishes: Mapping[str, str], startup: Mapping[str, str]) -> Mapping[str, str]:
+    """Without the service that was named at login, which isn't asked for again by each statement."""
+    service = startup.get(SERVICE)
+    if service is None or wishes.get(SERVICE) != service:
+        return wishes
+    return {name: value for name, value in wishes.items() if name != SERVICE}
 
 
 def shown_sql(wishes: Mapping[str, str], level: str, token: str) -> str:
