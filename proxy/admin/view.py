@@ -59,5 +59,7 @@ class ControllerView(Protocol):
         `servers`: `id`, `node`, `user`, `database`, `state` (`active`, `idle`, `login` ...), [`addr`, `port`,
         `local_addr`, `local_port`, `connect_time`, `request_time`, `close_needed`, `link` (the client's id),
         `remote_pid`, `tls`, `application_name`].
+        `services`: `service`, `preferred` and `node` (the node in use; both empty where each client has its own),
+        `sessions` (a mapping of nodes to the clients on them), [`since` (when one of them went to another node)].
         """
         ...

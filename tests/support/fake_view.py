@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.admin.view import Row
-from proxy.config.schema import Config, Database, Node, Rule, User
+from proxy.config.schema import Config, Database, Node, Rule, Service, User
 from proxy.ipc.messages import Counters
 from proxy.metrics.counters import PoolCounters, WorkerCounters
 from proxy.topology.model import Health, Role
@@ -35,6 +35,7 @@ class FakeView:
             databases={"shop": Database(password="hunter2")},
             users={"app": User(password="s3cret")},
             rules={"closed": Rule(table=("audit",), reject="closed")},
+            services={"billing": Service(nodes=("pg2", "pg1"), selector="1"), "web": Service(nodes=("pg2",))},
         )
         nodes = {
             "pg1": NodeView(name="pg1", host="db1", port=5432, role=Role.PRIMARY, health=Health.ACTIVE),
@@ -57,6 +58,17 @@ class FakeView:
                     "wait_us": 2_000_003,
                     "application_name": "naïve ☕",
                 }
+            ],
+            "services": [
+                {
+                    "worker": worker,
+                    "service": "billing",
+                    "preferred": "pg2",
+                    "node": "pg1",
+                    "sessions": {"pg1": 2, "pg2": worker},
+                    "since": since,
+                }
+                for worker, since in ((0, None), (1, 1_800_000_000.0))
             ],
             "servers": [
                 {"worker": 0, "id": "s4", "node": "pg1", "user": "app", "database": "shop", "state": "idle"},

@@ -60,6 +60,7 @@ COMMANDS = (
     "pools",
     "rules",
     "servers",
+    "services",
     "shapes",
     "stats",
     "version",
@@ -105,6 +106,13 @@ async def console() -> AsyncIterator[Fixture]:
 
 def test_registry_finds_every_command() -> None:
     assert tuple(load()) == tuple(sorted(COMMANDS + ACTIONS))
+
+
+async def test_services_are_summed_over_the_workers(console: Fixture) -> None:
+    console.view.counters[1].values["switch:pg1:affinity_next:billing"] = 3
+    assert (await console.say(Q("SHOW SERVICES"))).endswith(
+        "D[billing,1,pg2, pg1,pg2,pg1,pg1=4, pg2=1,2027-01-15 08:00:00 UTC,3] D[web,0,pg2,null,null,,null,0] C[SHOW] ZI"
+    )
 
 
 @pytest.mark.parametrize(
