@@ -755,9 +755,9 @@ class Client(Sink, Waiter):
         if isinstance(route, Hold):
             self._hold(unit, None if route.seconds else NoNode(_TOO_LONG[route.reason]), route.seconds)
             return
-        if self.virtual is not None and route.node == worker.snapshot.primary:
-            unit.begins = True
         pool = worker.pools.pool(route.node, self)
+        if self.virtual is not None and pool.is_primary():
+            unit.begins = True
         server = pool.take(self.last_server)
         if server is None:
             if not unit.since:
