@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Aborted, CannotFollow, Moved, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
-from ..routing.consistency import LEVELS, Token, read_token
+from ..routing.consistency import LEVELS, OWN_LEVELS, Token, read_token
 from ..routing.router import Hold
 from ..session import rules
 from ..session.prepared import ClientStatements, Statement, take_names
@@ -728,12 +728,17 @@ class Client(Sink, Waiter):
                 or Effect.OWN_NAMES in unit.effects
                 or unit.reads_wishes
                 or len(server.owed) > MAX_PIPELINE
-                or (not server.pool.is_primary() and unit.cls is not Class.READ and server.status == IDLE)
+                or (not server.pool.is_primary() and server.status == IDLE and not self._may_follow(unit))
             )
             if held:
                 self._park(unit)
                 return
         self.transmit(server, unit)
+
+    def _may_follow(self, unit: Unit) -> bool:
+        """Whether a unit may go behind another one on a copy. What others have written since that one was routed
+        counts at some levels: then each is routed by itself."""
+        return unit.cls is Class.READ and self.level in OWN_LEVELS
 
     def _park(self, unit: Unit) -> None:
         self._parked = unit

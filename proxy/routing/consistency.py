@@ -17,6 +17,8 @@ from ..errors import TridentError
 from ..topology.snapshot import Copy
 
 LEVELS = ("eventual", "session", "key", "global", "strong")
+OWN_LEVELS = frozenset(("eventual", "session"))
+"""At these a read has to see nothing that other sessions do."""
 MOVE_AFTER_NS = 100_000_000
 """Reads stay on the primary for so long after a write even where a copy has it: going over takes a wait."""
 MOVE_WAIT = 0.05

@@ -26,7 +26,7 @@ SHARE = 0.8
 """Of all reads, how many copies have to serve at this pace."""
 KEYS = 25
 """Sessions whose numbers are equal modulo this share a key."""
-SETTINGS = {"workers": 2, "routing": {"read_split": True}, "lag": {"replica_out": 60, "replica_in": 30}}
+SETTINGS = {"workers": 2, "routing": {"read_split": True}, "lag": {"replica_out": 600, "replica_in": 300}}
 """A copy that stands still stays in use."""
 SIZES = pytest.mark.parametrize("pairs", [1500, pytest.param(10_000, marks=pytest.mark.full)])
 READ = "SELECT id, n FROM counted"

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ..support.fleet import Fleet
-from ..support.rawpg import B, E, P, Q, S, Wire
+from ..support.rawpg import B, E, P, Q, S, Wire, show
 from .conftest import Serve, Service, eventually
 
 ROUTING = {"read_split": True, "catalogue_interval": 0.5}
@@ -130,6 +130,26 @@ def test_a_session_never_goes_back(written: Service, fleet: Fleet) -> None:
         assert {client.value(MARK) for _ in range(60)} == {"1"}
     finally:
         second.query("SELECT pg_wal_replay_resume()")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_read_behind_another_sees_what_came_before_it(
+    written: Service, fleet: Fleet, level: str, extended: bool
+) -> None:
+    """A write that ends while the first of two reads is under way on a copy."""
+    writer, reader = one_of_each_worker(written, **LEVELS[level])
+    assert on_copies(written, reader, "before")
+    # It is under way until it is read.
+    reader.send(Q("/* large */ SELECT repeat('x', 1000000) FROM generate_series(1, 50)"))
+    assert reader.until("D")[-1].kind == "D"
+    assert written.reached("/* large */") - {"primary"}
+    with paused(fleet):
+        writer.query("INSERT INTO written VALUES (1)")
+        read = "SELECT a FROM written"
+        reader.send(*(P("", read), B(), E(), S) if extended else (Q(read),))
+        reader.until()
+        assert "D[1]" in show(reader.until())
 
 
 def test_a_token_is_handed_on(written: Service, fleet: Fleet) -> None:
