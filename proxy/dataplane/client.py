@@ -1350,8 +1350,6 @@ class Client(Sink, Waiter):
         else:
             token.seen_node = server.pool.node
             worker.need_freshness(now, every=0.02)
-        if owed.key >= 0:
-            worker.was_read(owed.key, now, token.seen_node)
 
     def load_of(self, node: str) -> int:
         """Servers at work on a node for its database and user."""

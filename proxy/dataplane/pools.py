@@ -241,13 +241,9 @@ class ServerPool:
             # A statement that may write runs to its end, as it would without a proxy.
             self.cancel(server)
 
-    def wrote(self, key: int) -> None:
-        """A unit that may have written has ended on a server, and its client is about to be told. `key`: the slot of
-        its consistency key, or -1."""
-        worker = self.pools.worker
-        worker.wrote(self.slot)
-        if key >= 0:
-            worker.wrote(key)
+    def wrote(self) -> None:
+        """A unit that may have written has ended on a server, and its client is about to be told."""
+        self.pools.worker.wrote(self.slot)
 
     def ddl_ended(self) -> None:
         """DDL has ended on a server, or may have, and its client can't tell any more."""

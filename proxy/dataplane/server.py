@@ -376,7 +376,9 @@ class Server:
                 if head.wrote:
                     if status:
                         self.last_writer = sink
-                    self.pool.wrote(head.key)  # before anybody can know
+                    self.pool.wrote()
+                if head.key >= 0:
+                    self.pool.pools.worker.answers(self, head)  # before anybody can know
                 if sink is not None and head.steps is None and not head.collect:
                     if end > pos:
                         chunk = data if end - pos == n else data[pos:end]

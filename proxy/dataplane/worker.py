@@ -76,6 +76,7 @@ from .connect import dial, tls_mode, with_passfile
 from .lookup import CONSOLE_DATABASES
 from .pools import Pools, ServerPool
 from .relay import tie
+from .server import Owed, Server
 from .services import Services
 from .unit import Kind, Unit
 
@@ -544,8 +545,8 @@ class Worker:
         return slot_of(f"{client.settings.dbname}\0{key}")
 
     def wrote(self, slot: int) -> None:
-        """A unit that may have written under this key has ended. To be said before its client can know, whose next
-        read may go through another worker."""
+        """A unit that may have written has ended; `slot` is its user's. To be said before its client can know, who may
+        connect again."""
         if self._board is not None:
             self._board.note(slot, self.clock.boot_ns())
 
@@ -554,11 +555,18 @@ class Worker:
         has connected again."""
         return self._board.latest(user_slot(database, user)) if self._board is not None else 0
 
-    def was_read(self, slot: int, ns: int, node: str) -> None:
-        """A read under this key has ended on a node."""
-        if self._board is not None:
-            copy = self.freshness.copies.get(node)
-            self._board.note_read(slot, ns, self.router.tags.get(node, 0), copy.fresh_ns if copy is not None else 0)
+    def answers(self, server: Server, owed: Owed) -> None:
+        """Some of the answer to a unit under a consistency key has come. To be said before its client can know,
+        whose next read may go through another worker."""
+        board = self._board
+        if board is None:
+            return
+        now = self.clock.boot_ns()
+        if owed.wrote:
+            board.note(owed.key, now)
+        node = "" if server.pool.is_primary() else server.pool.node
+        copy = self.freshness.copies.get(node)
+        board.note_read(owed.key, now, self.router.tags.get(node, 0), copy.fresh_ns if copy is not None else 0)
 
     def token_text(self, token: Token, mark_ns: int) -> str:
         """What has been written and seen with this token, and before this moment, for another session to go by; ""

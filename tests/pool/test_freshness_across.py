@@ -144,7 +144,7 @@ def test_a_read_behind_another_sees_what_came_before_it(
     reader.send(Q("/* large */ SELECT repeat('x', 1000000) FROM generate_series(1, 50)"))
     assert reader.until("D")[-1].kind == "D"
     assert written.reached("/* large */") - {"primary"}
-    with paused(fleet):
+    with fleet.paused():
         writer.query("INSERT INTO written VALUES (1)")
         read = "SELECT a FROM written"
         reader.send(*(P("", read), B(), E(), S) if extended else (Q(read),))

@@ -193,6 +193,24 @@ async def test_a_write_is_noted_before_its_client_can_know(
     assert all(told)
 
 
+async def test_a_read_is_noted_before_its_client_can_know(
+    keyed: tuple[Pair, Board], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor may the next read under its key show less."""
+    pair, other = keyed
+    pair.client.data_received(build.query("SELECT 1"))
+    now = int(pair.clock.advance(1.0) * 1e9)
+    told: list[bool] = []
+
+    def write(end: FakeTransport, data: bytes) -> None:
+        told.append([moment for moment, _ in other.reads(pair.client.key_slot) if moment >= now] != [])
+
+    monkeypatch.setattr(FakeTransport, "write", write)
+    pair.server.data_received(DONE)
+    assert told == [True]
+    assert not other.latest(pair.client.key_slot)
+
+
 async def test_a_write_whose_client_has_gone_is_noted(keyed: tuple[Pair, Board]) -> None:
     pair, other = keyed
     pair.client.data_received(INSERT)
