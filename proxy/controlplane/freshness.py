@@ -20,8 +20,8 @@ then ends within a record, and the next record that the background writer logs (
 Lag goes by the flush position, since what isn't flushed can't be replayed by anybody. For that slow case it is
 taken two pages lower where it ends with a page.
 
-A standby that was restarted may go on before the position that it had reached: when its link breaks, nothing is
-known of it any more.
+A standby that was restarted may go on before the position that it had reached: when its link breaks, or is given up
+because it doesn't answer, nothing is known of it any more.
 
 Called by `controlplane.controller`.
 """
@@ -237,10 +237,12 @@ class Sampler:
             return
         epoch = self._epoch
         began = self._clock.now()
+        before = followed.copy
         lsn = await self._position(followed, view)
         if epoch != self._epoch or self._copies.get(followed.name) is not followed:
             return
-        before = followed.copy
+        if followed.copy is not before:
+            lsn, before = 0, followed.copy  # it may have been read before its link broke
         now = self._clock.now()
         lag = self._lag(lsn) if lsn else None
         weight = self._weigh(followed, view, lag, now)
@@ -342,16 +344,16 @@ class Sampler:
         except NodeRefused as error:
             if strict and error.sqlstate.startswith(SYNTAX_OR_ACCESS):
                 raise
-            self._drop(view.name)
+            self._give_up(view.name)
         except (TridentError, OSError):
-            self._drop(view.name)
+            self._give_up(view.name)
         return None
 
     async def _link(self, view: NodeView) -> NodeLink:
         kept = self._links.get(view.name)
         if kept is not None and kept[0] == view.generation:
             return kept[1]
-        self._drop(view.name)
+        self._give_up(view.name)
         opened = await self._dial(view, self._config(), READ_TIMEOUT)
         link = NodeLink(view.name, opened, lambda: self._link_lost(view.name))
         self._links[view.name] = (view.generation, link)
@@ -359,13 +361,19 @@ class Sampler:
 
     def _link_lost(self, name: str) -> None:
         """The node may have been restarted, and go on before where it was."""
-        if (followed := self._copies.get(name)) is not None and followed.copy.fresh_ns:
+        if (followed := self._copies.get(name)) is not None:
             followed.copy = self._unknown(followed)
             self._publish_soon()
 
     def _unknown(self, followed: _Followed) -> Copy:
         """It may have gone back until now."""
         return Copy(since_ns=self._clock.boot_ns(), weight=followed.copy.weight)
+
+    def _give_up(self, name: str) -> None:
+        """It doesn't answer on this link, or is another node now: what happens to it meanwhile is not seen."""
+        if name in self._links:
+            self._drop(name)
+            self._link_lost(name)
 
     def _drop(self, name: str) -> None:
         if kept := self._links.pop(name, None):

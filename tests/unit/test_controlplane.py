@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import math
+import struct
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config.schema import Config
-from proxy.controlplane.freshness import Sampler, record_end
-from proxy.controlplane.link import Opened
+from proxy.controlplane.freshness import Sampler, _Followed, record_end
+from proxy.controlplane.link import NodeLink, Opened
 from proxy.controlplane.probes import lsn_of, seen_in
 from proxy.controlplane.resolve import Resolver, literal
 from proxy.controlplane.tasks import Tasks
 from proxy.errors import NodeFailure, NodeRefused
 from proxy.health.lag import MAX_POSITIONS, LagGate, Positions
 from proxy.health.table import Seen
-from proxy.testing import FakeClock
+from proxy.testing import FakeClock, FakeTransport
 from proxy.topology.compile import compile_snapshot, content
 from proxy.topology.model import Health, Role
 from proxy.topology.snapshot import Address, Copy, Freshness, NodeView, Snapshot
+from proxy.wire import build
 
 
 @pytest.mark.parametrize(
@@ -228,4 +233,66 @@ async def test_another_primary_takes_all_sureness_back() -> None:
     assert sampler.topology_changed(joined, Snapshot(epoch=2, primary="r2", replicas=("r1",)))
     assert sampler.freshness.epoch == 2
     assert {name: copy.fresh_ns for name, copy in sampler.freshness.copies.items()} == {"r1": 0}
+    await tasks.stop()
+
+
+class Replaying:
+    """A replica that says how far it is, over as many connections as are opened."""
+
+    def __init__(self) -> None:
+        self.lsn = "0/64"
+        self.end: Callable[[NodeLink], None] | None = None
+        """What happens to a connection right behind its answer."""
+
+    async def dial(self, *_: object) -> Opened:
+        node = self
+
+        class Transport(FakeTransport):
+            link: NodeLink
+
+            def set_protocol(self, link: NodeLink) -> None:
+                self.link = link
+
+            def write(self, data: bytes | bytearray | memoryview) -> None:
+                if bytes(data[:1]) == b"Q" and node.lsn:
+                    row = struct.pack("!hi", 1, len(node.lsn)) + node.lsn.encode()
+                    self.link.data_received(build.message(b"D", row) + build.message(b"Z", b"I"))
+                    if node.end is not None:
+                        node.end(self.link)
+
+        return cast(Opened, SimpleNamespace(transport=Transport(), parameters={}, leftover=b""))
+
+
+async def followed_copy(tasks: Tasks) -> tuple[Sampler, _Followed, Replaying]:
+    """A replica that has been read once: it holds all before the moment 1."""
+    replica = Replaying()
+    view = NodeView(name="r", host="r", port=1, role=Role.REPLICA)
+    snapshot = Snapshot(epoch=1, nodes={"r": view}, replicas=("r",))
+    sampler = Sampler(lambda: snapshot, Config, replica.dial, lambda _: None, FakeClock(), tasks)
+    followed = sampler._copies["r"] = _Followed("r", 0)
+    sampler._inserted.note(1, 100)
+    await sampler._look(followed)
+    assert (followed.copy.fresh_ns, followed.copy.since_ns) == (1, 0)
+    return sampler, followed, replica
+
+
+@pytest.mark.parametrize("how", ["silent", "breaks", "breaks behind its answer"])
+async def test_a_copy_that_may_have_gone_back_is_known_no_more(how: str) -> None:
+    tasks = Tasks()
+    sampler, followed, replica = await followed_copy(tasks)
+    if how == "silent":
+        replica.lsn = ""
+        await sampler._look(followed)
+    elif how == "breaks":
+        sampler._links["r"][1].connection_lost(None)
+    else:
+        replica.end = lambda link: link.connection_lost(None)
+        await sampler._look(followed)
+    assert (followed.copy.fresh_ns, followed.copy.since_ns) == (0, FakeClock().boot_ns())
+    # It has been restarted, and goes on before where it was.
+    replica.lsn, replica.end = "0/1", None
+    await sampler._look(followed)
+    await sampler._look(followed)
+    assert followed.copy.lsn == 1
+    assert followed.copy.fresh_ns == 0
     await tasks.stop()
