@@ -106,6 +106,8 @@ class Client(Sink, Waiter):
         """What its reads have to see, at `session`."""
         self.spread_ns = 0
         """When its reads could last be spread over all copies: a value of `token.seen_ns`."""
+        self.vain_ns = 0
+        """When a read of its last waited in vain for a copy."""
         self.level = settings.consistency
         self.analytic_level = settings.analytic_consistency
         self.key_slot = -1

@@ -742,7 +742,7 @@ class Worker:
                 seconds = MOVE_WAIT
             else:
                 wait = BEGIN_WAIT if unit.floor_ns else self.config.routing.causal_wait
-                seconds = patience(token, level, wait, self.clock.boot_ns(), furthest)
+                seconds = patience(token, level, wait, self.clock.boot_ns(), furthest, client.vain_ns)
             if seconds:
                 self.need_freshness(max(token.wrote_ns, token.seen_ns), waits=True)
                 return Hold("catching_up", seconds)
@@ -754,6 +754,8 @@ class Worker:
                 self.need_freshness(token.seen_ns, waits=True)
                 return Hold("spreading", SPREAD_WAIT)
             client.spread_ns = token.seen_ns
+        if unit.waited and route.reason in _RATHER_WAITED:
+            client.vain_ns = self.clock.boot_ns()
         fell = reads and route.reason in FALLBACKS and self.router.has_replicas
         if fell and policy.stale and (old := self.router.stale(client.load_of)) is not None:
             self.counters.stale_reads += 1

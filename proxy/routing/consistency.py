@@ -31,6 +31,8 @@ SPREAD_WAIT = 0.02
 BEGIN_WAIT = 0.05
 """Seconds that the first read of a transaction whose BEGIN is held back waits for a copy that holds what was committed
 before that; else the transaction begins on the primary."""
+VAIN_NS = 1_000_000_000
+"""After a wait in vain its session waits no more for so long: the copies are further behind than a wait helps."""
 GLOBAL_WAIT = 0.1
 """Seconds that a `global` read waits for a copy at least: it can't do without a sample."""
 TOKEN_WAIT = 1.0
@@ -95,16 +97,19 @@ ANY = Token()
 """Nothing in particular: every copy will do."""
 
 
-def patience(token: Token, level: str, causal_wait: float, now_ns: int, fresh_ns: int) -> float:
-    """Seconds that a read which no copy may serve yet waits for one. `fresh_ns`: of the copy that is furthest.
+def patience(token: Token, level: str, causal_wait: float, now_ns: int, fresh_ns: int, vain_ns: int = 0) -> float:
+    """Seconds that a read which no copy may serve yet waits for one. `fresh_ns`: of the copy that is furthest;
+    `vain_ns`: when its session last waited in vain.
 
     After a write its session reads on the primary, without any wait. Each of these reads raises what the next
     one has to see, so one that comes later has to wait for a moment, or the session would never leave.
     """
-    if level == "global":
-        return max(causal_wait, GLOBAL_WAIT)
     if causal_wait:
-        return causal_wait
+        return max(causal_wait, GLOBAL_WAIT) if level == "global" else causal_wait
+    if vain_ns and now_ns - vain_ns < VAIN_NS:
+        return 0.0
+    if level == "global":
+        return GLOBAL_WAIT
     if fresh_ns > token.wrote_ns and now_ns - token.wrote_ns > MOVE_AFTER_NS:
         return MOVE_WAIT
     return 0.0

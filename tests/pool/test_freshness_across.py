@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
+
+from proxy.routing.consistency import MOVE_WAIT
 
 from ..support.fleet import Fleet
 from ..support.rawpg import B, E, P, Q, S, Wire, show
@@ -150,6 +153,19 @@ def test_a_read_behind_another_sees_what_came_before_it(
         reader.send(*(P("", read), B(), E(), S) if extended else (Q(read),))
         reader.until()
         assert "D[1]" in show(reader.until())
+
+
+def test_a_wait_in_vain_is_not_repeated(written: Service, fleet: Fleet) -> None:
+    """What it has seen on the primary no copy will hold soon: its reads don't wait for that one by one."""
+    client = written.client(pool=20)
+    assert on_copies(written, client, "before")
+    with paused(fleet):
+        written.admin.run("INSERT INTO written VALUES (1)")
+        client.query("SET work_mem = '5MB'")  # there
+        began = time.monotonic()
+        for _ in range(40):
+            assert client.value(MARK) == "1"
+        assert time.monotonic() - began < 40 * MOVE_WAIT / 2
 
 
 def test_a_token_is_handed_on(written: Service, fleet: Fleet) -> None:

@@ -17,6 +17,7 @@ from proxy.routing.consistency import (
     GLOBAL_WAIT,
     MOVE_AFTER_NS,
     MOVE_WAIT,
+    VAIN_NS,
     Fallbacks,
     Token,
     patience,
@@ -294,6 +295,10 @@ def test_patience() -> None:
     assert patience(wrote, "session", 0.0, late, 1_000) == 0.0  # no copy has the write yet
     assert patience(wrote, "session", 0.3, soon, 0) == 0.3
     assert patience(wrote, "global", 0.0, soon, 0) == GLOBAL_WAIT
+    # Where a wait was in vain the next ones would be as well; one that the configuration asks for is kept up.
+    for level, asked, usual in (("session", 0.0, MOVE_WAIT), ("global", 0.0, GLOBAL_WAIT), ("session", 0.3, 0.3)):
+        assert patience(wrote, level, asked, late, late, late - 1) == asked
+        assert patience(wrote, level, asked, late + VAIN_NS, late, late) == usual
 
 
 def test_fallbacks_are_bounded() -> None:
