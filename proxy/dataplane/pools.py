@@ -381,6 +381,8 @@ class ServerPool:
         server.idle_since = now
         lifetime = worker.config.pool.lifetime
         server.expires = now + lifetime * (1 - 0.1 * worker.rng.random()) if lifetime else 0.0
+        if not self.pools.reaches(self.node):
+            worker.first_seen(self.node)
         self.state.taken[server] = None
         self.pools.processes[self.node, server.pid] = server
         dialled.transport.set_protocol(cast(asyncio.Protocol, server))
@@ -463,6 +465,7 @@ class ServerPool:
         if server.owed or owner is not None:
             self.pools.worker.suspect(self.node, "reset")
         self.close(server, server.closing_reason or "the connection was lost")
+        self.pools.worker.doubt(self.node)
         if owner is not None:
             owner.server_lost(server, server.fatal)
 
@@ -568,6 +571,10 @@ class Pools:
         """Servers at work on a node for this client's database and user."""
         pool = self.all.get((node, client.settings.dbname, client.settings.user))
         return len(pool.state.taken) + len(pool.state.waiting) if pool is not None else 0
+
+    def reaches(self, node: str) -> bool:
+        """Whether there is a server of this node."""
+        return any(pool.state.idle or pool.state.taken for pool in self.all.values() if pool.node == node)
 
     # ---- limits
 

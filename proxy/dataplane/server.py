@@ -722,6 +722,7 @@ class Server:
             if owner is not None:
                 owner.server_lost(self, True)
             self.pool.close(self, "ended by the node")
+            self.pool.pools.worker.doubt(self.pool.node)
 
     # ---- life
 

@@ -43,13 +43,13 @@ from ..metrics.counters import WorkerCounters
 from ..routing.balance import Balancer
 from ..routing.consistency import (
     ANY,
-    BEGIN_WAIT,
     MOVE_WAIT,
     SPREAD_AFTER_NS,
     SPREAD_WAIT,
     TOKEN_WAIT,
     Fallbacks,
     Token,
+    doubted,
     patience,
     token_text,
 )
@@ -84,6 +84,8 @@ NEED_INTERVAL = 0.005
 """Seconds between two messages about what has been written, while nobody waits for it."""
 MARGIN = 0.002
 """Seconds that a wait for a client's own node ends behind the moment at which that is given up."""
+SILENT = 1.0
+"""Seconds without news of copies after which the controller may be away."""
 _RATHER_WAITED = FALLBACKS | {"analytic_to_replica", "analytic_to_primary"}
 """Reasons of routes that are second best: a copy may be a moment away from holding what the read has to see."""
 
@@ -113,6 +115,10 @@ class Worker:
         self.config: Config = setup.config
         self.snapshot: Snapshot = setup.snapshot
         self.freshness = Freshness()
+        self._heard = 0.0
+        """When the controller last told it."""
+        self._doubts: dict[str, int] = {}
+        """When copies may have gone back (boot_ns), as far as this worker saw it."""
         self.instance = setup.instance
         self.index = index
         self.workers = setup.workers
@@ -217,8 +223,9 @@ class Worker:
             case Publish(snapshot):
                 self._publish(snapshot)
             case Fresh(freshness):
-                self.freshness = freshness
-                self.router.refresh(freshness)
+                self._heard = self.clock.now()
+                self.freshness = doubted(freshness, self._doubts) if self._doubts else freshness
+                self.router.refresh(self.freshness)
                 self._release_held()
             case KnownCatalogue(database, read_ns, catalogue):
                 self.catalogues.learn(database, read_ns, catalogue)
@@ -600,6 +607,28 @@ class Worker:
             return client.token.with_others(mark, [])
         return ANY
 
+    def doubt(self, node: str) -> None:
+        """A copy has broken a connection: it may have been restarted, and go on before where it was. The controller
+        sees that too, but it may be away."""
+        if node not in self.freshness.copies:
+            return
+        self._doubts = {name: ns for name, ns in self._doubts.items() if name in self.snapshot.nodes}
+        self._doubts[node] = self.clock.boot_ns()
+        self.freshness = doubted(self.freshness, self._doubts)
+        self.router.refresh(self.freshness)
+        for client in list(self.clients.values()):
+            pool = client.waiting_in
+            if pool is not None and pool.node == node:
+                pool.leave(client)
+                client.leave_for_another()
+
+    def first_seen(self, node: str) -> None:
+        """This worker has a connection to a node again. Without one it would not have seen that restarted, nor been
+        told if the controller was away."""
+        silent = self.clock.now() - self._heard
+        if silent > max(SILENT, 3 * self.config.health.sample_interval):
+            self.doubt(node)
+
     def need_freshness(self, moment_ns: int, *, waits: bool = False, every: float = NEED_INTERVAL) -> None:
         """Reads are to go to copies that hold what was committed before this moment; the controller looks faster
         while it is asked. Those that don't wait for it yet are told of once in `every` seconds only."""
@@ -741,8 +770,9 @@ class Worker:
             elif missed:
                 seconds = MOVE_WAIT
             else:
-                wait = BEGIN_WAIT if unit.floor_ns else self.config.routing.causal_wait
-                seconds = patience(token, level, wait, self.clock.boot_ns(), furthest, client.vain_ns)
+                wait = self.config.routing.causal_wait
+                begins = unit.floor_ns > 0
+                seconds = patience(token, level, wait, self.clock.boot_ns(), furthest, client.vain_ns, begins)
             if seconds:
                 self.need_freshness(max(token.wrote_ns, token.seen_ns), waits=True)
                 return Hold("catching_up", seconds)

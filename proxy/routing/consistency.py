@@ -13,8 +13,12 @@ Pure. Called by `dataplane`; copies are looked at by `router`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from ..errors import TridentError
-from ..topology.snapshot import Copy
+from ..topology.snapshot import Copy, Freshness
 
 LEVELS = ("eventual", "session", "key", "global", "strong")
 OWN_LEVELS = frozenset(("eventual", "session"))
@@ -97,9 +101,29 @@ ANY = Token()
 """Nothing in particular: every copy will do."""
 
 
-def patience(token: Token, level: str, causal_wait: float, now_ns: int, fresh_ns: int, vain_ns: int = 0) -> float:
+def doubted(freshness: Freshness, doubts: Mapping[str, int]) -> Freshness:
+    """What is known where these copies may have gone back at these moments (boot_ns): one that holds what was
+    committed after its moment has been read since; of another one nothing is known."""
+    copies = dict(freshness.copies)
+    for name, moment in doubts.items():
+        copy = copies.get(name)
+        if copy is not None and copy.since_ns < moment:
+            fresh_ns = copy.fresh_ns if copy.fresh_ns > moment else 0
+            copies[name] = msgspec.structs.replace(copy, fresh_ns=fresh_ns, since_ns=moment)
+    return msgspec.structs.replace(freshness, copies=copies)
+
+
+def patience(
+    token: Token,
+    level: str,
+    causal_wait: float,
+    now_ns: int,
+    fresh_ns: int,
+    vain_ns: int = 0,
+    begins: bool = False,
+) -> float:
     """Seconds that a read which no copy may serve yet waits for one. `fresh_ns`: of the copy that is furthest;
-    `vain_ns`: when its session last waited in vain.
+    `vain_ns`: when its session last waited in vain; `begins`: its transaction has to begin on the primary else.
 
     After a write its session reads on the primary, without any wait. Each of these reads raises what the next
     one has to see, so one that comes later has to wait for a moment, or the session would never leave.
@@ -108,6 +132,8 @@ def patience(token: Token, level: str, causal_wait: float, now_ns: int, fresh_ns
         return max(causal_wait, GLOBAL_WAIT) if level == "global" else causal_wait
     if vain_ns and now_ns - vain_ns < VAIN_NS:
         return 0.0
+    if begins:
+        return BEGIN_WAIT
     if level == "global":
         return GLOBAL_WAIT
     if fresh_ns > token.wrote_ns and now_ns - token.wrote_ns > MOVE_AFTER_NS:

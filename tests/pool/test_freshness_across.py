@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from proxy.routing.consistency import MOVE_WAIT
 
+from ..conftest import base_settings, wait_until_serving
 from ..support.fleet import Fleet
+from ..support.proxy import Proxy, merged
 from ..support.rawpg import B, E, P, Q, S, Wire, show
 from .conftest import Serve, Service, eventually
 
@@ -159,7 +162,7 @@ def test_a_wait_in_vain_is_not_repeated(written: Service, fleet: Fleet) -> None:
     """What it has seen on the primary no copy will hold soon: its reads don't wait for that one by one."""
     client = written.client(pool=20)
     assert on_copies(written, client, "before")
-    with paused(fleet):
+    with fleet.paused():
         written.admin.run("INSERT INTO written VALUES (1)")
         client.query("SET work_mem = '5MB'")  # there
         began = time.monotonic()
@@ -245,3 +248,43 @@ def test_a_read_waits_for_a_copy_as_long_as_it_may(serve: Serve, fleet: Fleet) -
         assert not service.reached("-- waits")
     assert [reply.values for reply in client.until() if reply.kind == "D"] == [[b"t"]]
     assert service.reached("-- waits") - {"primary"}
+
+
+def process_of(service: Service, module: str) -> int:
+    """The first process of the proxy that runs this module."""
+    pids = service.proxy.processes()
+    return next(pid for pid in pids if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_replica_that_goes_back_while_the_controller_is_stuck(tmp_path: Path, pooled: bool) -> None:
+    """Restarted after a crash, it goes on before where it was; workers see that for themselves."""
+    with Fleet() as fleet:
+        pool = {"idle_timeout": 600 if pooled else 1}
+        settings = merged(
+            base_settings(fleet), {**SETTINGS, "workers": 1, "pool": pool, "nodes": {"replica2": {"port": 1}}}
+        )
+        with Proxy(settings, tmp_path) as proxy:
+            service = Service(proxy, fleet.take_database(), fleet)
+            wait_until_serving(proxy)
+            replica = fleet.replicas[0]
+            replica.query("CHECKPOINT")  # from here it goes on
+            service.admin.run("CREATE TABLE written(a int)", "INSERT INTO written VALUES (1)")
+            fleet.caught_up()
+            clients = [service.client(pool=20) for _ in range(4)]
+            assert all(on_copies(service, client, f"before {n}") for n, client in enumerate(clients))
+            assert [client.value(MARK) for client in clients] == ["1"] * 4
+            controller = process_of(service, "run_controller")
+            os.kill(controller, signal.SIGSTOP)
+            try:
+                used = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'pool20'"
+                assert pooled or eventually(lambda: replica.query(used) == [(0,)], 10)
+                replica.configure({"recovery_min_apply_delay": "1h"})
+                replica.kill()
+                replica.start()
+                assert replica.query("SELECT to_regclass('written')", dbname=service.database) == [(None,)]
+                for _ in range(20):
+                    assert [client.value(MARK) for client in clients] == ["1"] * 4
+            finally:
+                os.kill(controller, signal.SIGCONT)

@@ -18,15 +18,15 @@ from proxy.dataplane.authenticate import LoggedIn
 from proxy.dataplane.client import Client
 from proxy.dataplane.server import Server
 from proxy.dataplane.waiter import Borrower
-from proxy.dataplane.worker import Worker
+from proxy.dataplane.worker import SILENT, Worker
 from proxy.errors import NoServer
 from proxy.ipc import board
 from proxy.ipc.board import Board
-from proxy.ipc.messages import Setup
+from proxy.ipc.messages import Fresh, Setup
 from proxy.session.wishes import KEY
 from proxy.testing import FakeClock, FakeTransport
 from proxy.topology.model import Health, Role
-from proxy.topology.snapshot import Address, NodeView, Snapshot
+from proxy.topology.snapshot import Address, Copy, Freshness, NodeView, Snapshot
 from proxy.wire import build
 
 DONE = build.message(b"C", b"SELECT 0\0") + build.message(b"Z", b"I")
@@ -280,3 +280,45 @@ async def test_what_a_connection_needs_goes_with_it(pair: Pair) -> None:
     finally:
         gc.enable()
     client.write(b"nobody reads this")
+
+
+FATAL = build.message(b"E", b"SFATAL\0VFATAL\0C57P01\0Mgoing\0\0")
+
+
+@pytest.mark.parametrize("how", ["lost", "fatal", "new", "new and told"])
+async def test_a_copy_that_breaks_a_connection_is_doubted(pair: Pair, how: str) -> None:
+    """It may have been restarted, and the controller may be away."""
+    worker = pair.worker
+    copy = Copy(fresh_ns=pair.clock.boot_ns(), lsn=1, weight=100)
+    worker.handle(Fresh(Freshness(copies={"primary": copy, "other": copy})))
+    pair.clock.advance(0.5)
+    if how == "lost":
+        pair.server.connection_lost(None)
+    elif how == "fatal":
+        pair.server.data_received(FATAL)
+    else:
+        pair.clock.advance(SILENT)
+        if how == "new and told":
+            worker.handle(Fresh(worker.freshness))
+        worker.first_seen("primary")
+    now = pair.clock.boot_ns()
+    doubted = (copy.fresh_ns, 0) if how == "new and told" else (0, now)
+    assert (worker.freshness.copies["primary"].fresh_ns, worker.freshness.copies["primary"].since_ns) == doubted
+    assert worker.freshness.copies["other"] == copy
+    # What was under way is no better; what was read since is.
+    worker.handle(Fresh(Freshness(copies={"primary": copy})))
+    assert worker.freshness.copies["primary"].fresh_ns == doubted[0]
+    worker.handle(Fresh(Freshness(copies={"primary": Copy(fresh_ns=now + 1, lsn=1, weight=100)})))
+    assert worker.freshness.copies["primary"].fresh_ns == now + 1
+
+
+async def test_who_waits_at_a_copy_that_is_doubted_is_routed_again(pair: Pair) -> None:
+    pair.begin()
+    other = pair.worker.clients[2] = pair.another(2)
+    other.data_received(build.query("SELECT 1"))
+    assert other.waiting_in is pair.pool
+    pair.worker.handle(Fresh(Freshness(copies={"primary": Copy(weight=100)})))
+    waits = pair.pool.counters.waits
+    pair.worker.doubt("primary")
+    assert pair.pool.counters.waits == waits + 1  # once more here: there is no other
+    assert other.waiting_in is pair.pool

@@ -20,6 +20,7 @@ from proxy.routing.consistency import (
     VAIN_NS,
     Fallbacks,
     Token,
+    doubted,
     patience,
     read_token,
     token_text,
@@ -217,6 +218,20 @@ def test_what_others_with_the_key_saw() -> None:
     assert ask(nodes, Class.READ, token=Token(others=both), replicas=10) == "p after_write"
     assert ask(nodes, Class.READ, token=Token(others=[(20, 0)]), replicas=10) == "p after_write"
     assert ask(nodes, Class.READ, token=Token(others=both), replicas=21) in ("a read", "b read")
+
+
+def test_a_copy_that_may_have_gone_back() -> None:
+    """It is known again when it holds what came after that moment, and what was seen there before still counts."""
+    known = Freshness(epoch=1, copies=held({"a": 30, "b": 30}, since_ns=5))
+    for moment, want in ((30, (0, 30)), (29, (30, 29)), (4, (30, 5))):
+        copy = doubted(known, {"a": moment, "gone": 9}).copies["a"]
+        assert (copy.fresh_ns, copy.since_ns) == want
+    nodes = router("p", "a b")
+    copies = dict(doubted(known, {"a": 31}).copies)
+    for token in (Token(seen_ns=32, seen_node="a"), Token(seen_ns=6, seen_node="a"), Token(lsn=7), Token(others=[])):
+        assert not token.held_by("a", nodes.tags["a"], copies["a"])
+    assert {ask(nodes, Class.READ, token=Token(wrote_ns=1), copies=copies) for _ in range(4)} == {"b read"}
+    assert {ask(nodes, Class.READ, token=ANY, copies=copies) for _ in range(4)} == {"a read", "b read"}
 
 
 def test_a_position_from_elsewhere() -> None:
