@@ -752,7 +752,7 @@ class Worker:
                 cls,
                 split=settings.split,
                 known=known,
-                strong=strong,
+                strong="" if greets else strong,
                 token=token,
                 columnar_able=able,
                 load=client.load_of,

@@ -148,7 +148,7 @@ class Router:
         if not known:
             return self._to_primary("catalogue_unread", Class.WRITE, load, writer)
         if strong:
-            return self._to_primary(strong, cls, load, writer)
+            return self._to_primary(strong, Class.WRITE, load, writer)  # no copy will do, whatever happens
         if node and (route := self._asked_for(node, node_reason, token, columnar_able)) is not None:
             return route
         if cls is Class.ANALYTIC and columnar_able and snapshot.has_columnar:

@@ -154,6 +154,7 @@ def test_each_copy_counts_by_itself() -> None:
 def test_strong_reads_are_on_the_primary() -> None:
     assert ask(router("p", "r", "c"), Class.READ, strong="strong") == "p strong"
     assert ask(router("p", "r", "c"), Class.ANALYTIC, strong="hint") == "p hint"
+    assert ask(router("", "r", "c"), Class.READ, strong="strong") == "none"
 
 
 def test_what_was_seen_on_a_copy_is_not_unseen_on_another() -> None:
