@@ -38,9 +38,9 @@ class Capabilities:
         self._known: OrderedDict[tuple[str, str, bytes, bytes], tuple[float, bool]] = OrderedDict()
         self._asking: dict[tuple[str, str, bytes, bytes], list[Client]] = {}
 
-    def able(self, client: Client, unit: Unit) -> bool | None:
+    def able(self, client: Client, unit: Unit, *, dry: bool = False) -> bool | None:
         """Whether a columnar node may answer; None while it is being found out, after which the
-        client is released."""
+        client is released. `dry`: None where it would have to be found out."""
         text = unit.single_text()
         if text is None or unit.classified[0].fragile:
             return False
@@ -53,6 +53,8 @@ class Capabilities:
         if kept is not None and kept[0] > self._worker.clock.now():
             self._known.move_to_end(key)
             return kept[1]
+        if dry:
+            return None
         waiting = self._asking.get(key)
         if waiting is None:
             self._asking[key] = [client]

@@ -72,11 +72,14 @@ class Catalogues:
             binding.doubt(now)
             self._worker.send(NeedCatalogue(database, now, binding.version, binding.split))
 
-    def believed(self, binding: Binding) -> bool:
-        """Whether what is known of the names in a database still holds; if not, it is being read again."""
+    def believed(self, binding: Binding, *, dry: bool = False) -> bool:
+        """Whether what is known of the names in a database still holds; if not, it is being read again, unless that is
+        only asked for (`dry`)."""
         changed_ns = self._latest(binding.database)
         if binding.read_ns > changed_ns:
             return True
+        if dry:
+            return False
         binding.doubt(changed_ns)
         now = self._worker.clock.now()
         if now - binding.asked >= (ASK_INTERVAL if binding.split or binding.version else ASK_RARELY):

@@ -24,12 +24,14 @@ from ..session.prepared import ClientStatements, Statement, take_names
 from ..session.state import State
 from ..session.wishes import CONSISTENCY, KEY, NONE, TOKEN, divide, later, shown_sql
 from ..sql.hints import MARK, Hints, Split, of_settings
+from ..sql.lexical import route_explained
 from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
 from ..wire.codes import FAILED, IDLE, IN_TRANSACTION
 from ..wire.frontend import BATCH_LIMIT, Op
 from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, bound_name, is_query, scan_batch
+from . import explain
 from .audit import Audit
 from .batch import Batches
 from .rerun import CANCELLED, REFUSALS, Rerun
@@ -647,7 +649,12 @@ class Client(Sink, Waiter):
             self.batches.hold_back(raw)
             return
         unit = Unit(Kind.QUERY, raw)
-        self.join_text(unit, frontend.query_text(raw))
+        text = frontend.query_text(raw)
+        if route_explained(text) is not None:
+            unit.explains = True
+            self.begin(unit)
+            return
+        self.join_text(unit, text)
         classification = unit.classified[0]
         unit.named = bool(classification.name)
         if classification.starts_transaction and self._hold_begin(unit):
@@ -715,6 +722,9 @@ class Client(Sink, Waiter):
 
     def begin(self, unit: Unit) -> None:
         """Send a unit if it can be sent, else park it."""
+        if unit.explains:
+            self._explain(unit)
+            return
         if unit.policy is not None and unit.policy.reject:
             self._refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
             return
@@ -741,6 +751,16 @@ class Client(Sink, Waiter):
         """Whether a unit may go behind another one on a copy. What others have written since that one was routed
         counts at some levels: then each is routed by itself."""
         return unit.cls is Class.READ and self.level in OWN_LEVELS
+
+    def _explain(self, unit: Unit) -> None:
+        """Say where a statement would go, behind all answers that are under way."""
+        if self.server is not None and self.server.owed:
+            self._park(unit)
+            return
+        try:
+            self.write(explain.answer(self, unit))
+        except TridentError as error:
+            self._refuse(unit, error)
 
     def _park(self, unit: Unit) -> None:
         self._parked = unit

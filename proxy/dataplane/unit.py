@@ -10,7 +10,7 @@ import re
 from enum import Enum
 
 from ..routing.policy import Policy
-from ..sql.model import DDL, Class, Classification, Effect
+from ..sql.model import DDL, EXPLAIN_ROUTE, Class, Classification, Effect
 from ..wire import frontend
 from ..wire.frontend import Op
 
@@ -54,6 +54,7 @@ class Unit:
         named: whether a BATCH names statements, so that names in flight must be settled first.
         unseen: whether code runs that can't be seen (a user's function, DO, CALL).
         untracked: whether it sets a setting whose name can't be told (set_config($1, ...)).
+        explains: whether it asks where a statement would go: the proxy answers it itself.
         reads_wishes: whether it may read the proxy's own settings, and the server has to be told them first.
         retried: whether it is run for the second time.
         refused: the SQLSTATE with which a standby refused it, where it is run on the primary for that.
@@ -70,6 +71,7 @@ class Unit:
         "classified",
         "cls",
         "effects",
+        "explains",
         "floor_ns",
         "kind",
         "mark",
@@ -103,6 +105,7 @@ class Unit:
         self.resets = False
         self.named = False
         self.policy: Policy | None = None
+        self.explains = False
         self.reads_wishes = False
         self.retried = False
         self.refused = ""
@@ -117,6 +120,8 @@ class Unit:
     def join(self, classification: Classification, trusted: bool = False) -> None:
         """Take one more text into account. `trusted`: unseen code that has left nothing behind so far."""
         self.classified.append(classification)
+        if classification.reason == EXPLAIN_ROUTE:
+            self.explains = True
         if classification.reads_wishes:
             self.reads_wishes = True
         if _STRENGTH[classification.cls] > _STRENGTH[self.cls]:

@@ -694,24 +694,33 @@ class Worker:
         self.counters.routed(route.node, route.reason)
         return route
 
-    def route_unit(self, client: Client, unit: Unit) -> Route | Hold | None:
+    def would_route(self, client: Client, unit: Unit) -> Route | Hold | None:
+        """What `route_unit` would say now; nothing is asked for, counted or remembered."""
+        turn, spread_ns = self._balancer.turn, client.spread_ns
+        try:
+            return self.route_unit(client, unit, dry=True)
+        finally:
+            self._balancer.turn, client.spread_ns = turn, spread_ns
+
+    def has_to_see(self, client: Client, policy: Policy, level: str, mark: int) -> Token:
+        """What a read of this client has to see at a consistency level, if it came at the moment `mark` (boot_ns)."""
+        slot = self.key_slot(client, policy.key) if policy.key else client.key_slot
+        return self._token(client, level, mark, slot)
+
+    def route_unit(self, client: Client, unit: Unit, *, dry: bool = False) -> Route | Hold | None:
         """The route of a unit; None when something is being found out first (the client is told).
 
-        Raises NoNode when nothing may serve it.
+        Raises NoNode when nothing may serve it. `dry` is for `would_route`.
         """
         able = False
-        cls = unit.cls
         settings = client.settings
         policy = unit.policy or DEFAULT
-        if policy.route == "replica" and cls is not Class.SESSION:
-            cls = Class.READ
-        elif policy.route == "columnar" and cls is Class.READ:
-            cls = Class.ANALYTIC
+        cls = policy.routed_as(unit.cls)
         if cls is Class.ANALYTIC and settings.split and self.snapshot.has_columnar:
-            known = self.capabilities.able(client, unit)
-            if known is None:
+            known = self.capabilities.able(client, unit, dry=dry)
+            if known is None and not dry:
                 return None
-            able = known
+            able = known is not False
         greets = unit.kind is Kind.WELCOME and not self.snapshot.primary
         if greets:
             # Any node can tell whether the client's settings are right, and no name is read.
@@ -719,7 +728,8 @@ class Worker:
         if unit.reads_wishes and not unit.waited:
             unit.mark = unit.mark or self.clock.boot_ns()
             if not self.token_text(client.token, unit.mark):
-                self.need_freshness(unit.mark, waits=True)
+                if not dry:
+                    self.need_freshness(unit.mark, waits=True)
                 return Hold("token_unknown", TOKEN_WAIT)
         reads = cls is Class.READ or cls is Class.ANALYTIC
         level = policy.consistency or (client.analytic_level if able else client.level)
@@ -727,17 +737,19 @@ class Worker:
         if reads and not greets:
             if not unit.mark:
                 unit.mark = self.clock.boot_ns()
-            slot = self.key_slot(client, policy.key) if policy.key else client.key_slot
-            token = self._token(client, level, unit.mark, slot)
+            token = self.has_to_see(client, policy, level, unit.mark)
             if unit.floor_ns:
                 token = token.with_floor(unit.floor_ns)
         route: Route | None = None
         error: NoNode | None = None
-        known = greets or not reads or client.binding is None or self.catalogues.believed(client.binding)
+        known = greets or not reads or client.binding is None or self.catalogues.believed(client.binding, dry=dry)
         strong = _primary_for(policy, level)
         wanted = reason = writer = ""
         tie = client.tie
-        if tie is not None and not greets:
+        if tie is not None and dry:
+            wanted, reason, writer = tie.node, tie.reason, tie.writer
+            strong = strong or tie.strong
+        elif tie is not None and not greets:
             copies = reads and settings.split and known and not strong
             until = self.services.place(tie, level, copies=copies, able=able, named=bool(policy.node))
             if tie.error is not None:
@@ -774,25 +786,29 @@ class Worker:
                 begins = unit.floor_ns > 0
                 seconds = patience(token, level, wait, self.clock.boot_ns(), furthest, client.vain_ns, begins)
             if seconds:
-                self.need_freshness(max(token.wrote_ns, token.seen_ns), waits=True)
+                if not dry:
+                    self.need_freshness(max(token.wrote_ns, token.seen_ns), waits=True)
                 return Hold("catching_up", seconds)
         if route is None:
             assert error is not None
             raise error
         if route.reason == "read" and token is not ANY and self._is_stuck(client, route, wanted):
             if not unit.waited:
-                self.need_freshness(token.seen_ns, waits=True)
+                if not dry:
+                    self.need_freshness(token.seen_ns, waits=True)
                 return Hold("spreading", SPREAD_WAIT)
             client.spread_ns = token.seen_ns
         if unit.waited and route.reason in _RATHER_WAITED:
             client.vain_ns = self.clock.boot_ns()
         fell = reads and route.reason in FALLBACKS and self.router.has_replicas
         if fell and policy.stale and (old := self.router.stale(client.load_of)) is not None:
-            self.counters.stale_reads += 1
+            if not dry:
+                self.counters.stale_reads += 1
             route, fell = old, False
-        if not self._count_read(reads, fell):
+        if not self._count_read(reads, fell, dry):
             return Hold("fallback_share")
-        self.counters.routed(route.node, route.reason)
+        if not dry:
+            self.counters.routed(route.node, route.reason)
         return route
 
     def _is_stuck(self, client: Client, route: Route, wanted: str) -> bool:
@@ -804,10 +820,10 @@ class Worker:
             return False
         return token.seen_ns - client.spread_ns > SPREAD_AFTER_NS
 
-    def _count_read(self, reads: bool, fell: bool) -> bool:
+    def _count_read(self, reads: bool, fell: bool, dry: bool = False) -> bool:
         """Whether a read may go where it is to go (`routing.fallback_share`)."""
         share = self.config.routing.fallback_share
-        return share >= 100 or not reads or self._fallbacks.allows(fell, share, self.clock.now())
+        return share >= 100 or not reads or self._fallbacks.allows(fell, share, self.clock.now(), dry=dry)
 
     def count(self, cls: Class) -> None:
         """A unit of this class is sent."""

@@ -16,6 +16,15 @@ class Balancer:
         self._turn = 0
         self._credit: dict[str, int] = {}
 
+    @property
+    def turn(self) -> tuple[int, dict[str, int]]:
+        """Whose turn it is: to be set again when a choice was only tried."""
+        return self._turn, dict(self._credit)
+
+    @turn.setter
+    def turn(self, before: tuple[int, dict[str, int]]) -> None:
+        self._turn, self._credit = before
+
     def choose(
         self,
         nodes: Sequence[str],

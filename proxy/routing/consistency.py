@@ -151,9 +151,13 @@ class Fallbacks:
         self._reads = 0
         self._fell = 0
 
-    def allows(self, fell: bool, share: int, now: float) -> bool:
-        """Count a read at `now` (seconds); False if it may not go to the primary. `share` in percent."""
+    def allows(self, fell: bool, share: int, now: float, *, dry: bool = False) -> bool:
+        """Count a read at `now` (seconds), unless it is `dry`; False if it may not go to the primary. `share` in
+        percent."""
         second = int(now)
+        if dry:
+            reads, before = (self._reads + 1, self._fell) if second == self._second else (1, 0)
+            return not fell or before < FREE_FALLBACKS or 100 * before < share * reads
         if second != self._second:
             self._second = second
             self._reads = self._fell = 0

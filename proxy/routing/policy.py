@@ -90,6 +90,14 @@ class Policy:
         self.stale = stale
         self.reason = reason
 
+    def routed_as(self, cls: Class) -> Class:
+        """The class as which a statement of this class is routed."""
+        if self.route == "replica" and cls is not Class.SESSION:
+            return Class.READ
+        if self.route == "columnar" and cls is Class.READ:
+            return Class.ANALYTIC
+        return cls
+
     def effect(self) -> tuple[str, str, str, str, str, float, str, bool]:
         """All of it but the reason."""
         return (

@@ -95,7 +95,7 @@ class Router:
         self._analytic_to_primary = analytic_to_primary
         self._balancer = balancer or Balancer()
         self._shares = shares or {}
-        self._near = frozenset(name for name, its in (zones or {}).items() if zone and its == zone)
+        self.near = frozenset(name for name, its in (zones or {}).items() if zone and its == zone)
         self._routes: dict[tuple[str, str], Route] = {}
         self.primary = self._route(snapshot.primary, "write") if snapshot.primary else None
         self.replicas = _Copies(snapshot.replicas)
@@ -215,8 +215,8 @@ class Router:
             nodes = [n for n in nodes if token.held_by(n, tags.get(n, 0), states[n])]
             if not nodes:
                 return ""
-        if self._near:
-            nodes = [node for node in nodes if node in self._near] or nodes
+        if self.near:
+            nodes = [node for node in nodes if node in self.near] or nodes
         return self._balancer.choose(nodes, copies.weights, copies.latencies, load)
 
     def _to_primary(self, reason: str, cls: Class, load: Load, writer: str) -> Route:

@@ -15,7 +15,7 @@ from . import lexical
 from .analyze import Opinion, opinion
 from .cache import TextCache
 from .grammar import Unparsed, parse
-from .model import DDL, Class, Classification, Effect, Uses, joined
+from .model import DDL, EXPLAIN_ROUTE, Class, Classification, Effect, Uses, joined
 from .verdicts import RANK, Verdict, judge
 
 MAX_PARSED = 16 * 1024
@@ -73,6 +73,10 @@ def classify(sql: bytes, witness: Callable[[str], Opinion] = opinion) -> Classif
     if b"\0" in sql:
         # The parser would stop there. PostgreSQL can't get such a text either.
         return Classification(Class.WRITE, "nul", effects=Effect.SET_ANY | Effect.UNKNOWN_CODE)
+    if lexical.route_explained(sql) is not None:
+        found = Classification(Class.SESSION, EXPLAIN_ROUTE, kind="explain route")
+        found.quick = False
+        return found
     if len(sql) > MAX_PARSED:
         return _unread(sql, "too_long")
     if lexical.too_many_parts(sql):

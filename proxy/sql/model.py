@@ -82,6 +82,8 @@ def is_parsed_by(setting: str) -> bool:
     return not ("." in setting or setting in _NOT_PARSED or setting.startswith(_NOT_PARSED_EITHER))
 
 
+EXPLAIN_ROUTE = "explain_route"
+"""Reason of EXPLAIN (ROUTE), which the proxy answers itself."""
 DDL = frozenset(("ddl", "select_into"))
 """Reasons of what may change the meaning of names (and of some that don't: COMMENT, VACUUM ...)."""
 
