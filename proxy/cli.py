@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING
 
 from . import __version__
-from .config.schema import Config, Node, ServerLink, ServerTlsMode
+from .config.schema import Config, Node
 from .errors import ConfigError, TridentError
 
 if TYPE_CHECKING:
+    from . import reach
     from .sql.catalogue import Catalogue
 
 
@@ -67,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     lint.add_argument("files", metavar="FILE", nargs="+", type=Path, help="SQL, or the server's log")
     lint.set_defaults(run=_lint)
 
+    explain = commands.add_parser("explain", help="say where a running proxy would send a statement now, and why")
+    _running(explain, "postgresql://user:password@host:port/database")
+    explain.add_argument("-U", "--user", default="", help="with -c: who asks; else PGUSER, or the system's name")
+    explain.add_argument("-d", "--database", default="", help="with -c: which database; else that of the user's name")
+    explain.add_argument("sql", metavar="SQL")
+    explain.set_defaults(run=_explain)
+
     catalog = commands.add_parser("catalog", help="read what the names of a database mean, for classify --catalog")
     catalog.add_argument("dsn", metavar="URL", help="postgresql://user:password@host:port/database")
     catalog.set_defaults(run=_catalog)
@@ -84,8 +92,20 @@ def _database(parser: argparse.ArgumentParser) -> None:
     known.add_argument("--dsn", metavar="URL", help="in this database: postgresql://user:password@host:port/database")
 
 
+def _running(parser: argparse.ArgumentParser, url: str) -> None:
+    """Which running proxy is meant."""
+    proxy = parser.add_mutually_exclusive_group(required=True)
+    proxy.add_argument("-c", "--config", metavar="FILE", type=Path, help="the one with this configuration")
+    proxy.add_argument("--dsn", metavar="URL", help=f"the one at {url}; PGPASSWORD is taken too")
+    _overrides(parser)
+
+
 def _configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--config", metavar="FILE", required=True, type=Path, help="configuration in TOML")
+    _overrides(parser)
+
+
+def _overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -241,45 +261,33 @@ def _catalog(options: argparse.Namespace) -> int:
 
 def _read_catalogue(dsn: str) -> Catalogue:
     """The catalogue of one database; raises TridentError for a URL that can't be used and for what the node says."""
+    from . import reach
     from .controlplane.catalogues import read
-    from .controlplane.resolve import Resolver
-    from .dataplane.connect import dial
-    from .topology.snapshot import NodeView
-    from .wire.auth import Credentials
 
-    url = urlsplit(dsn)
+    return reach.use(reach.from_url(dsn), read)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from . import reach
+
     try:
-        port = url.port or 5432
-    except ValueError:
-        port = 0
-    if url.scheme not in ("postgresql", "postgres") or not url.username or not port:
-        raise ConfigError("the DSN must look like postgresql://user:password@host:port/database")
-    options = dict(parse_qsl(url.query))
-    host = options.get("host") or unquote(url.hostname or "localhost")
-    user = unquote(url.username)
-    credentials = Credentials(user, unquote(url.password) if url.password else None)
-    database = unquote(url.path.removeprefix("/")) or user
-    link = ServerLink(ca=options.get("sslrootcert", ""))
-    mode = options.get("sslmode", "prefer")
-    if mode not in get_args(ServerTlsMode):
-        raise ConfigError(f"sslmode is one of {', '.join(get_args(ServerTlsMode))}")
+        target = reach.from_url(options.dsn) if options.dsn else _proxy(options)
+        rows = reach.ask(target, f"EXPLAIN (ROUTE) {options.sql}")
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    for item, value in rows:
+        print(f"{(item or b'').decode():<12} {(value or b'').decode('utf-8', 'replace')}".rstrip())
+    return 0
 
-    async def run() -> Catalogue:
-        resolver = Resolver()
-        loop = asyncio.get_running_loop()
-        try:
-            addresses = await resolver.resolve(host, port, link.connect_timeout)
-            node = NodeView(name=host, host=host, port=port, addresses=addresses)
-            params = {"database": database, "application_name": "pgtrident"}
-            deadline = loop.time() + link.connect_timeout
-            opened = await dial(
-                node, link, cast(ServerTlsMode, mode), credentials, params, loop=loop, deadline=deadline
-            )
-            return await read(host, opened)
-        finally:
-            resolver.stop()
 
-    return asyncio.run(run())
+def _proxy(options: argparse.Namespace) -> reach.Target:
+    """The running proxy that --config means."""
+    from . import reach
+    from .config.load import load
+
+    user = options.user or os.environ.get("PGUSER") or getpass.getuser()
+    return reach.of_proxy(load(options.config, options.overrides), user, options.database or user)
 
 
 def _demo(arguments: list[str]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from ..support.rawpg import Q, Wire
@@ -68,3 +71,22 @@ def test_session_pooling(serve: Serve) -> None:
     said = explain(client, COUNT)
     assert (said["node"], said["reason"]) == ("primary", "pinned")
     assert said["catalogue"] == "not needed: the session keeps its server"
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "proxy", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_command(service: Service) -> None:
+    url = f"postgresql://pool20@127.0.0.1:{service.proxy.port}/{service.database}"
+    done = command("explain", "--dsn", url, "DELETE FROM trail")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert (said["node"], said["reason"], said["tables"]) == ("primary", "write", "trail")
+    config, port = str(service.proxy.config_file), f"listen.port={service.proxy.port}"
+    done = command("explain", "-c", config, "--set", port, "-U", "pool20", "-d", service.database, "LISTEN x")
+    assert done.returncode == 0 and "session (listen)" in done.stdout
+    node = f"postgresql://pool20@127.0.0.1:{service.fleet.primary.port}/postgres"
+    refused = command("explain", "--dsn", node, "SELECT 1")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert 'unrecognized EXPLAIN option "route"' in refused.stderr

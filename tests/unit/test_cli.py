@@ -11,6 +11,7 @@ import pytest
 from proxy import __version__
 from proxy.cli import main
 from proxy.config.load import load
+from proxy.reach import Target, from_url, of_proxy
 
 GOOD = '[nodes.db1]\nhost = "10.0.0.1"\n[users.app]\npassword = "x"\n'
 
@@ -83,3 +84,44 @@ def test_a_reader_that_goes_away_is_no_traceback(config: Path):
     (config.parent / "pgbouncer.ini").write_text("[databases]\n" + "".join(f"d{n} = host=h\n" for n in range(20_000)))
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("listen", "host"),
+    [
+        ("", "127.0.0.1"),
+        ('host = "*"', "127.0.0.1"),
+        ('host = "::, 10.0.0.9"', "::1"),
+        ('host = "10.0.0.9"', "10.0.0.9"),
+        ('host = ""\nunix_socket_dir = "/tmp"', "/tmp"),
+    ],
+)
+def test_where_a_running_proxy_is_reached(config: Path, listen: str, host: str):
+    config.write_text(f"{GOOD}[listen]\n{listen}\n")
+    target = of_proxy(load(config, environ={}), "ann", "shop")
+    assert (target.host, target.port, target.user, target.database) == (host, 6432, "ann", "shop")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("host=db1", "the DSN must look like"),
+        ("postgresql://db1/shop", "the DSN must look like"),
+        ("postgresql://a@db1:99999/shop", "the DSN must look like"),
+        ("postgresql://a@db1/shop?sslmode=perhaps", "sslmode is one of"),
+    ],
+)
+def test_a_url_that_cant_be_used(url: str, message: str, capsys):
+    assert main(["explain", "--dsn", url, "SELECT 1"]) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_url_and_its_password(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PGPASSWORD", "p")
+    assert from_url("postgresql://a%40b@db1:6432/?sslmode=require") == Target("db1", 6432, "a@b", "p", "a@b", "require")
+    assert from_url("postgresql://a:x%2Fy@/d?host=/run").password == "x/y"
+
+
+def test_explain_without_a_proxy(config: Path, capsys):
+    assert main(["explain", "-c", str(config), "--set", "listen.port=0", "SELECT 1"]) == 1
+    assert "names no port" in capsys.readouterr().err
