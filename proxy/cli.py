@@ -22,6 +22,7 @@ from .errors import ConfigError, TridentError
 
 if TYPE_CHECKING:
     from . import reach
+    from .config import labels
     from .sql.catalogue import Catalogue
 
 
@@ -74,6 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("-d", "--database", default="", help="with -c: which database; else that of the user's name")
     explain.add_argument("sql", metavar="SQL")
     explain.set_defaults(run=_explain)
+
+    shapes = commands.add_parser("shapes", help="give names to the statements that clients send").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    export = shapes.add_parser("export", help="write a rules file to fill in, of all statements seen")
+    check_shapes = shapes.add_parser("check", help="name the statements seen that no rule of a file is for")
+    for parser_of, run in ((export, _shapes_export), (check_shapes, _shapes_check)):
+        _running(parser_of, "postgresql://user:password@host:port/pgtrident")
+        parser_of.set_defaults(run=run)
+    check_shapes.add_argument("rules", metavar="RULES", type=Path, help="TOML with sections [rules.NAME]")
 
     catalog = commands.add_parser("catalog", help="read what the names of a database mean, for classify --catalog")
     catalog.add_argument("dsn", metavar="URL", help="postgresql://user:password@host:port/database")
@@ -279,6 +290,48 @@ def _explain(options: argparse.Namespace) -> int:
     for item, value in rows:
         print(f"{(item or b'').decode():<12} {(value or b'').decode('utf-8', 'replace')}".rstrip())
     return 0
+
+
+def _shapes_export(options: argparse.Namespace) -> int:
+    from .config import labels
+
+    try:
+        print(labels.form(_seen(options)), end="")
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _shapes_check(options: argparse.Namespace) -> int:
+    from .config import labels
+
+    try:
+        known = labels.labelled(options.rules.read_text())
+        lines = labels.unlabelled(_seen(options), known)
+    except OSError as error:
+        print(f"{options.rules}: can't be read: {error.strerror}", file=sys.stderr)
+        return 1
+    except UnicodeDecodeError:
+        print(f"{options.rules}: not UTF-8", file=sys.stderr)
+        return 1
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    for line in lines:
+        print(line)
+    return 1 if lines else 0
+
+
+def _seen(options: argparse.Namespace) -> list[labels.Seen]:
+    """What a running proxy's console says of the statements that it has seen."""
+    from . import reach
+    from .config import labels
+    from .config.load import load
+
+    target = reach.from_url(options.dsn) if options.dsn else reach.of_console(load(options.config, options.overrides))
+    rows = reach.ask(target, "SHOW SHAPES SEEN")
+    return [labels.Seen(*((value or b"").decode("utf-8", "replace") for value in row)) for row in rows]
 
 
 def _proxy(options: argparse.Namespace) -> reach.Target:

@@ -44,6 +44,12 @@ class ControllerView(Protocol):
         seconds), `text` (without its constants)."""
         ...
 
+    async def shapes_seen(self) -> Sequence[Row]:
+        """Shapes of statements that clients have sent, the most frequent first: `database` (as clients name it),
+        `shape`, `count`, `tables` (names), `cls`, `consistency` ("" where it isn't a read), `user` (who sent it last),
+        `since` (Unix seconds), `text` (without its constants)."""
+        ...
+
     def forget_shapes(self, shape: str) -> int:
         """Forget one of them, or all for ""; how many there were."""
         ...
@@ -53,6 +59,7 @@ class ControllerView(Protocol):
         Keys in brackets may be missing or None.
 
         `pools`: as in `ipc.messages.Counters.pools`.
+        `shapes` is not for here: `shapes_seen` is.
         `clients`: `id`, `user`, `database`, `state` (`active`, `waiting`, `idle`), [`addr`, `port`, `local_addr`,
         `local_port`, `connect_time`, `request_time`, `wait_us`, `tls`, `application_name`, `node` and `link` (the
         server's id) while it has a server, `pin` (why it keeps it)].

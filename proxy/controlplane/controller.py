@@ -37,6 +37,7 @@ from .link import Dial
 from .probes import Answer, Pace, probe
 from .publish import Kept, Publisher
 from .resolve import Resolver
+from .seen import SeenShapes
 from .shapes import Shapes
 from .tasks import Tasks
 
@@ -140,6 +141,7 @@ class Controller:
 
         self._shapes = Shapes(paths.shapes, self._publisher.publish_names, clock)
         self._homes = Homes(paths.homes, lambda: self.snapshot, lambda: self._config, self._publisher.publish_names)
+        self._seen = SeenShapes(paths.shapes_seen, self._publisher.report, clock)
 
     # The view for `admin`.
 
@@ -163,6 +165,11 @@ class Controller:
         """One row a shape; keys as in `admin.view.ControllerView.shapes`."""
         return [msgspec.structs.asdict(shape) for shape in self._shapes.all()]
 
+    async def shapes_seen(self) -> list[dict[str, Any]]:
+        """One row a shape; keys as in `admin.view.ControllerView.shapes_seen`."""
+        await self._seen.gather()
+        return [msgspec.structs.asdict(shape) for shape in self._seen.all()]
+
     def forget_shapes(self, shape: str) -> int:
         """As in `admin.view.ControllerView.forget_shapes`."""
         return self._shapes.forget(shape)
@@ -176,6 +183,7 @@ class Controller:
         """Begin to probe, and to serve workers; OSError if the runtime directory can't be used."""
         self._shapes.load()
         self._homes.load()
+        self._seen.load()
         kept = self._publisher.last_kept()
         if kept is not None:
             self._was_primary = kept.was_primary
@@ -186,9 +194,11 @@ class Controller:
             self._publisher.publish(kept.snapshot, self._was_primary)
         await self._publisher.start()
         self._tasks.start(self._sampler.run(), "freshness")
+        self._tasks.start(self._seen.run(), "shapes seen")
 
     async def stop(self) -> None:
         await self._tasks.stop()
+        self._seen.keep()
         await self._publisher.stop()
         self._resolver.stop()
 

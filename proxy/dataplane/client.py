@@ -112,6 +112,8 @@ class Client(Sink, Waiter):
         """When a read of its last waited in vain for a copy."""
         self.level = settings.consistency
         self.analytic_level = settings.analytic_consistency
+        self.seen = worker.seen.group(login.database, login.user, self.level, self.analytic_level)
+        """Where what it sends is counted by shape."""
         self.key_slot = -1
         """The board's slot of its consistency key."""
         self.wishes: Mapping[str, str] = NONE
@@ -363,6 +365,10 @@ class Client(Sink, Waiter):
         if form == _NAMED:
             counters.prepared_hits += 1
         self.worker.count(classification.cls)
+        try:
+            self.seen.counts[classification] += 1
+        except KeyError:
+            self.seen.note(classification)
         return True
 
     def _slow(self, data: bytes) -> None:
@@ -1060,6 +1066,8 @@ class Client(Sink, Waiter):
             return
         server.pool.counters.queries += 1
         self.worker.count(unit.cls)
+        if not unit.retried:
+            self._note_seen(unit)
         if Effect.OWN_NAMES in unit.effects and not self.names.own and server.status != FAILED:
             self.pins |= {rules.PIN_NAMES}
             for message in take_names(self.names, server.statements, self.meaning() if server.status != IDLE else None):
@@ -1105,6 +1113,14 @@ class Client(Sink, Waiter):
         server.send(raw, owed)
         if self._stream:
             self.barrier = False
+
+    def _note_seen(self, unit: Unit) -> None:
+        """Count the texts of a unit by shape."""
+        seen = self.seen
+        if unit.policy is not None and (level := unit.policy.consistency):
+            seen = self.worker.seen.group(self.login.database, self.login.user, level, level)
+        for classification in unit.classified:
+            seen.note(classification)
 
     def obey(self, owed: Owed, unit: Unit) -> None:
         """What a unit's policy says of its answer."""
@@ -1392,6 +1408,7 @@ class Client(Sink, Waiter):
             self.level = self.analytic_level = asked
         if self.level == "key" and not key:
             self.level = "session"
+        self.seen = self.worker.seen.group(self.login.database, self.login.user, self.level, self.analytic_level)
         self.key_slot = self.worker.key_slot(self, key) if key else -1
         self.asked = of_settings(later(wishes, self.startup_wishes))
         self.rule()

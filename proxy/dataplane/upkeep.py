@@ -33,6 +33,7 @@ async def run(worker: Worker) -> None:
             worker.pools.housekeeping(now)
             worker.services.upkeep()
             _idle_clients(worker, now)
+            worker.seen.fold()
             worker.send_counters()
 
 
@@ -59,6 +60,9 @@ def report(worker: Worker, kind: str) -> list[dict[str, Any]]:
     """Rows for the console; the keys are those of `admin.view`."""
     if kind == "clients":
         return [_client_row(client) for client in worker.clients.values()]
+    if kind == "shapes":
+        worker.seen.fold()
+        return worker.seen.take()
     if kind == "servers":
         return _server_rows(worker)
     if kind == "services":

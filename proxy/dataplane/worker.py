@@ -61,6 +61,7 @@ from ..session.trust import Trust
 from ..sql.classify import Classifier
 from ..sql.hints import Hints, Splitter
 from ..sql.model import Class, Classification
+from ..sql.seen import Seen
 from ..topology.model import Health, Role
 from ..topology.snapshot import Freshness, NodeView, Snapshot
 from ..wire import build
@@ -139,6 +140,7 @@ class Worker:
         self.trust = Trust()
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self.classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
+        self.seen = Seen()
         self.router = self._new_router()
         routing = self.config.routing
         self.policies = Policies(self.config)

@@ -186,7 +186,8 @@ class KnownHomes(msgspec.Struct, tag="known_homes"):
 
 
 class ReportRequest(msgspec.Struct, tag="report_request"):
-    """Controller to worker: rows for a console command (`clients`, `servers`, `pools`, `services`, `stats`)."""
+    """Controller to worker: rows for a console command (`clients`, `servers`, `pools`, `services`, `stats`), or
+    `shapes`: what has been counted since the last time."""
 
     id: int
     kind: str

@@ -27,6 +27,8 @@ class RuntimePaths:
         """What standbys have refused. It stays for the next run."""
         self.homes = self.directory / "homes"
         """Where names of `spread` services keep to. It stays too."""
+        self.shapes_seen = self.directory / "shapes_seen"
+        """What clients have sent. It stays too."""
 
     def datagrams(self, worker: int) -> Path:
         """The datagram socket of a worker."""

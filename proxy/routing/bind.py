@@ -172,6 +172,7 @@ class Binding:
         if len(known) >= self._entries:
             known.clear()
         known[found] = bound
+        bound.text = bound.text or found.text
         return bound
 
     def _bind(self, found: Classification) -> Classification:

@@ -28,7 +28,7 @@ from typing import Final
 
 from ..config.schema import Config, Rule
 from ..sql.cache import TextCache
-from ..sql.facts import shape, tables
+from ..sql.facts import SHAPED, shape, tables
 from ..sql.hints import PRIORITIES, Hints
 from ..sql.model import Class, Classification
 
@@ -45,9 +45,6 @@ RULE: Final = "rule"
 STRONG: Final = "strong"
 JOINED: Final = "joined"
 """Reasons of a policy's place."""
-
-_WITH_SHAPE = frozenset(("select", "values", "insert", "update", "delete", "merge"))
-"""Kinds whose texts mean the same if their shapes are equal."""
 
 
 class Policy:
@@ -367,7 +364,7 @@ class ClientPolicies:
         patterns: frozenset[str],
     ) -> Decision:
         used = tables(text) if self._wants_tables else frozenset()
-        has_shape = self._wants_shape and found.statements == 1 and found.kind in _WITH_SHAPE
+        has_shape = self._wants_shape and found.statements == 1 and found.kind in SHAPED
         fingerprint = shape(text) if has_shape else ""
         deciding: CompiledRule | None = None
         shadows: list[CompiledRule] = []

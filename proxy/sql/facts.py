@@ -9,6 +9,9 @@ from __future__ import annotations
 from . import grammar, lexical
 from .classify import MAX_PARSED
 
+SHAPED = frozenset(("select", "values", "insert", "update", "delete", "merge"))
+"""Kinds whose texts mean the same if their shapes are equal."""
+
 
 def tables(sql: bytes) -> frozenset[tuple[str, str]]:
     """(schema or "", name) of each; names that WITH gives are among them, what DROP names is not. 20-200 us."""

@@ -85,9 +85,25 @@ class FakeView:
             }
         ]
         self.forgotten: list[str] = []
+        self.seen_shapes: list[Row] = [
+            {
+                "database": "shop",
+                "shape": "0af3",
+                "count": 12,
+                "tables": ["cart", "item"],
+                "cls": "read",
+                "consistency": "session",
+                "user": "app",
+                "since": 1_800_000_000.0,
+                "text": "SELECT * FROM cart, item WHERE id = $1",
+            }
+        ]
 
     def shapes(self) -> list[Row]:
         return self.known_shapes
+
+    async def shapes_seen(self) -> list[Row]:
+        return self.seen_shapes
 
     def forget_shapes(self, shape: str) -> int:
         self.forgotten.append(shape)

@@ -62,6 +62,7 @@ COMMANDS = (
     "servers",
     "services",
     "shapes",
+    "shapes_seen",
     "stats",
     "version",
 )
@@ -119,6 +120,12 @@ async def test_services_are_summed_over_the_workers(console: Fixture) -> None:
     ("sql", "replies", "forgotten"),
     [
         ("SHOW SHAPES", "D[shop,0af3,25006,2027-01-15 08:00:00 UTC,SELECT f($1)] C[SHOW] ZI", []),
+        (
+            "show shapes seen",
+            "D[shop,0af3,12,read,cart, item,session,app,2027-01-15 08:00:00 UTC,"
+            "SELECT * FROM cart, item WHERE id = $1] C[SHOW] ZI",
+            [],
+        ),
         ("FORGET SHAPE '0af3'", "D[1] C[FORGET] ZI", ["0af3"]),
         ("forget shape 0af3;", "D[1] C[FORGET] ZI", ["0af3"]),
         ("FORGET SHAPES", "D[1] C[FORGET] ZI", [""]),

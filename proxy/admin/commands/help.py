@@ -7,10 +7,11 @@ from . import load
 
 
 async def _rows(_: Context) -> list[list[Value]]:
-    return [
-        [command.usage if isinstance(command, Action) else f"SHOW {command.name.upper()}", command.help]
-        for command in load().values()
-    ]
+    return [[_usage(command), command.help] for command in load().values()]
+
+
+def _usage(command: Command | Action) -> str:
+    return command.usage if isinstance(command, Action) else f"SHOW {command.name.replace('_', ' ').upper()}"
 
 
 COMMAND = Command("help", "This list.", (("command", TEXT), ("shows", TEXT)), _rows)
