@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -50,6 +50,14 @@ def own_fleet() -> Iterator[Fleet]:
         yield fleet
 
 
+def health(service: Service, node: str) -> str | None:
+    return next(row["health"] for row in service.console("SHOW NODES") if row["name"] == node)
+
+
+def shown(service: Service, name: str) -> dict[str, str | None]:
+    return next(row for row in service.console("SHOW SERVICES") if row["name"] == name)
+
+
 class Scene:
     """A proxy with services, and what the nodes say of who asked them."""
 
@@ -74,11 +82,14 @@ class Scene:
 
     def settled(self, *databases: str) -> None:
         """Reads go to replicas by now, and both replicas take them."""
-        assert eventually(lambda: all(row["weight"] == "100" for row in self._rows() if row["role"] == "replica"), 10)
+        assert eventually(lambda: self._weights()[1:] == ["100", "100"], 10)
         for database in databases:
             client = self.client(database)
             assert eventually(lambda client=client: self.answers(client) != "primary", 10)
             client.close()
+
+    def _weights(self) -> list[str | None]:
+        return [row["weight"] for row in self.service.console("SHOW NODES")]
 
     def seen(self) -> dict[str, str]:
         """Nodes by the marks of the texts that they ran."""
@@ -87,18 +98,6 @@ class Scene:
             for node, start in self._logs
             for mark in re.findall(rb"/\* seen ([^*]+) \*/", node.log_file.read_bytes()[start:])
         }
-
-    def _rows(self) -> list[dict[str, str | None]]:
-        return self.service.console("SHOW NODES")
-
-    def health(self, node: str) -> str | None:
-        return next(row["health"] for row in self._rows() if row["name"] == node)
-
-    def shown(self, name: str) -> dict[str, str | None]:
-        return next(row for row in self.service.console("SHOW SERVICES") if row["name"] == name)
-
-    def servers_on(self, node: str) -> int:
-        return sum(row["node"] == node for row in self.service.console("SHOW SERVERS"))
 
     def reload(self, over: dict[str, Any]) -> None:
         start = len(self.proxy.lines)
@@ -159,19 +158,27 @@ def moments(prober: Prober, node_of: Callable[[str, str], str]) -> list[tuple[st
     return found
 
 
-def fail_and_return(node: Server, gone: Callable[[], bool], active: Callable[[], bool], *probers: Prober) -> float:
-    """Kill a node while nobody waits for it, and start it again; when it was active again."""
+def fail_and_return(service: Service, node: Server, *probers: Prober) -> float:
+    """Kill the node of the first prober while nobody waits for it, and start it again once that one is elsewhere; when
+    it was active again."""
+    mover = probers[0]
+    home = f"{node.name}=1"
     with contextlib.ExitStack() as stack:
         for prober in probers:
             stack.enter_context(prober.between)
         node.kill()
-        assert eventually(gone)  # the proxy has seen its servers end
+        # The proxy has seen its servers end.
+        assert eventually(lambda: node.name not in [row["node"] for row in service.console("SHOW SERVERS")])
     try:
-        time.sleep(BUDGET + SLACK)  # the time in which it has to have moved
+        assert eventually(lambda: shown(service, mover.name)["sessions"] != home, 10)
+        assert all(prober.answered(10) for prober in probers)
     finally:
         node.start()
-    assert eventually(active, 20)
-    return time.monotonic()
+    assert eventually(lambda: health(service, node.name) == "active", 20)
+    active = time.monotonic()
+    assert eventually(lambda: shown(service, mover.name)["sessions"] == home, 10)
+    assert all(prober.answered(10) for prober in probers)
+    return active
 
 
 def assert_left_and_back(found: list[tuple[str, float, float]], home: str, other: str, active: float) -> None:
@@ -213,24 +220,17 @@ def test_a_service_leaves_its_node_and_comes_back(scene: Callable[..., Scene]) -
     a, b = (Prober(name, it.client(name), TEXT) for name in "ab")
     with a, b:
         assert a.answered(10)
-        active = fail_and_return(
-            it.replicas["replica1"],
-            lambda: not it.servers_on("replica1"),
-            lambda: it.health("replica1") == "active",
-            a,
-            b,
-        )
-        assert it.shown("a")["node"] in ("replica1", "replica2")
-        time.sleep(CHECK + SLACK)  # the time in which it has to be back
+        active = fail_and_return(it.service, it.replicas["replica1"], a, b)
     nodes = it.seen()
     assert (a.errors(), b.errors()) == ([], [])
     assert_left_and_back(moments(a, lambda mark, _: nodes[mark]), "replica1", "replica2", active)
     assert [node for node, _, _ in moments(b, lambda mark, _: nodes[mark])] == ["replica2"]
-    row = it.shown("a")
+    row = shown(it.service, "a")
     expected = {"preferred": "replica1", "node": "replica1", "nodes": "replica1, replica2", "sessions": "replica1=1"}
     assert expected.items() <= row.items()
     assert row["switches"] == "2" and row["since"]
-    assert (it.shown("b")["sessions"], it.shown("b")["switches"]) == ("replica2=1", "0")
+    row = shown(it.service, "b")
+    assert (row["sessions"], row["switches"]) == ("replica2=1", "0")
 
 
 def test_who_wants_to_be_told_is_told_once(scene: Callable[..., Scene]) -> None:
@@ -247,15 +247,15 @@ def test_who_wants_to_be_told_is_told_once(scene: Callable[..., Scene]) -> None:
     busy.query("SET work_mem = '7MB'")
     it.replicas["replica1"].kill()
     try:
-        assert eventually(lambda: it.health("replica1") == "down", 10)
+        assert eventually(lambda: health(it.service, "replica1") == "down", 10)
         (error,) = [reply for reply in busy.send(Q("SELECT 1")).until() if reply.kind == "E"]
         assert (error.fields["C"], error.fields["S"]) == ("40001", "ERROR")
         assert 'service "a" was moved from node "replica1" to node "replica2"' in error.fields["M"]
         assert (busy.value("SHOW work_mem"), it.answers(busy)) == ("7MB", "replica2")
     finally:
         it.replicas["replica1"].start()
-    assert eventually(lambda: it.health("replica1") == "active", 20)
-    time.sleep(CHECK)
+    assert eventually(lambda: health(it.service, "replica1") == "active", 20)
+    assert eventually(lambda: it.answers(busy) == "replica1", CHECK + SLACK)
     assert "40001" in idle.query("SELECT 1")
     assert eventually(lambda: [it.answers(client) for client in (busy, idle, other)] == ["replica1"] * 3, SLACK)
 
@@ -371,9 +371,9 @@ def written(writers: dict[str, Server], tmp_path: Path) -> Iterator[Service]:
     )
     with Proxy(settings, tmp_path) as proxy:
         wait_until_serving(proxy)
-        service = Service(proxy, "a", None)  # type: ignore[arg-type]
-        health = lambda: [row["health"] for row in service.console("SHOW NODES")]  # noqa: E731
-        assert eventually(lambda: health() == ["active", "active"])
+        service = Service(proxy, "a", cast(Fleet, None))
+        for name in writers:
+            assert eventually(lambda name=name: health(service, name) == "active")
         yield service
     for server in writers.values():
         server.start()
@@ -381,6 +381,11 @@ def written(writers: dict[str, Server], tmp_path: Path) -> Iterator[Service]:
 
 INSERT = "INSERT INTO seen(mark) VALUES ('{}') RETURNING node"
 ME = "SELECT name FROM me"
+
+
+def node_said(mark: str, replies: str) -> str:
+    """What the writer's own default put into its row."""
+    return re.findall(r"D\[(w\d)\]", replies)[0]
 
 
 def test_writes_keep_to_a_writer(written: Service, writers: dict[str, Server]) -> None:
@@ -392,23 +397,18 @@ def test_writes_keep_to_a_writer(written: Service, writers: dict[str, Server]) -
         assert client.value(ME) == home
         client.query("COMMIT")
     a, b = (Prober(name, client, INSERT) for name, client in clients.items())
-    servers = lambda: [row for row in written.console("SHOW SERVERS") if row["node"] == "w1"]  # noqa: E731
-    nodes = lambda: {row["name"]: row["health"] for row in written.console("SHOW NODES")}  # noqa: E731
     with a, b:
         assert a.answered(10)
-        active = fail_and_return(writers["w1"], lambda: not servers(), lambda: nodes()["w1"] == "active", a, b)
-        time.sleep(CHECK + SLACK)
+        active = fail_and_return(written, writers["w1"], a, b)
     assert (a.errors(), b.errors()) == ([], [])
-    said = lambda _, replies: re.findall(r"w[12]", replies)[0]  # noqa: E731
-    assert_left_and_back(moments(a, said), "w1", "w2", active)
-    assert [node for node, _, _ in moments(b, said)] == ["w2"]
+    assert_left_and_back(moments(a, node_said), "w1", "w2", active)
+    assert [node for node, _, _ in moments(b, node_said)] == ["w2"]
 
 
 def test_a_client_that_is_held_returns_when_nothing_holds_it(written: Service, writers: dict[str, Server]) -> None:
     client = written.client(pool=20)
-    nodes = lambda: {row["name"]: row["health"] for row in written.console("SHOW NODES")}  # noqa: E731
     writers["w1"].kill()
-    assert eventually(lambda: nodes()["w1"] == "down", 10)
+    assert eventually(lambda: health(written, "w1") == "down", 10)
     assert client.value(ME) == "w2"
     client.query("CREATE TEMP TABLE mine AS SELECT 1 AS one")
     free = written.client(pool=20)
