@@ -367,8 +367,9 @@ class Routing(Section, frozen=True):
     """What a read is sure to see: `eventual` nothing in particular, `session` what its own session wrote and saw,
     `key` also what others with the same `pgtrident.consistency_key` did, `global` all that was committed before it
     came, `strong` is read on the primary."""
-    analytic_consistency: Consistency = "eventual"
-    """The same for analytic statements where nothing else is said."""
+    analytic_consistency: Literal["own_writes", "eventual", "session", "key", "global", "strong"] = "own_writes"
+    """The same for analytic statements, where hint, rule or setting say nothing; `own_writes` is `eventual` but for
+    what the session itself wrote: a columnar node without that is waited for (1 s), then a replica answers."""
     transactions: Transactions = "read_only"
     """Where transactions run: all on the `primary`; those begun as READ ONLY (in READ COMMITTED) on replicas; or
     `optimistic`, all (in READ COMMITTED) on replicas until the first statement that is not a plain read, and from there

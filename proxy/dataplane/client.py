@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Aborted, CannotFollow, Moved, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
-from ..routing.consistency import LEVELS, OWN_LEVELS, Token, read_token
+from ..routing.consistency import LEVELS, OWN_LEVELS, SPREAD_FIRST_NS, Token, read_token
 from ..routing.router import Hold
 from ..session import rules
 from ..session.prepared import ClientStatements, Statement, take_names
@@ -107,7 +107,9 @@ class Client(Sink, Waiter):
         self.token = Token(worker.begun_with(settings.dbname, settings.user))
         """What its reads have to see, at `session`."""
         self.spread_ns = 0
-        """When its reads could last be spread over all copies: a value of `token.seen_ns`."""
+        """When its reads could last be spread over all copies: a value of `token.seen_ns` ..."""
+        self.spread_after_ns = SPREAD_FIRST_NS
+        """... and how long after that they are spread again."""
         self.vain_ns = 0
         """When a read of its last waited in vain for a copy."""
         self.level = settings.consistency
@@ -1473,6 +1475,11 @@ class Client(Sink, Waiter):
         if server.status == IDLE and self.settled(server) and self._loose():
             self._release(server)
         self._resume()
+
+    def told(self, server: Server) -> None:
+        """Names that are of no use to it any more are off its server: nothing else keeps it there."""
+        if server.owner is self:
+            self.proceed(server)
 
     def _release(self, server: Server) -> None:
         """The server goes back to its pool; the client is linked to nothing."""

@@ -251,7 +251,7 @@ class ServerPool:
 
     def expire(self, server: Server, owed: Owed) -> None:
         """The time that a hint or rule gives a unit is up: it is cancelled, once it is the one at work."""
-        if server.closed or owed not in server.owed:
+        if server.closed or not any(other is owed for other in server.owed):
             return
         if server.owed.head is owed:
             self.counters.query_timeouts += 1

@@ -85,6 +85,10 @@ class Sink:
         """All that was sent of an open batch has been answered without an error."""
         raise NotImplementedError
 
+    def told(self, server: Server) -> None:
+        """What the proxy had to say to the linked server has been answered, and nothing more is owed."""
+        raise NotImplementedError
+
     def server_lost(self, server: Server, fatal: bool) -> None:
         """The linked server is gone; `fatal`: it said so itself."""
         raise NotImplementedError
@@ -429,8 +433,10 @@ class Server:
             if head.then is not None:
                 rows = [] if head.error or head.collected is None else self._rows(head.collected)
                 head.then(self, rows, head.error)
-            elif head.sink is None and self.owner is None:
+            elif self.owner is None:
                 self.pool.settled(self)
+            elif not self.owed:
+                self.owner.told(self)
             return
         if head.sink is None:
             if head.ddl:

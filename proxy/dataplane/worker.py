@@ -44,7 +44,9 @@ from ..routing.balance import Balancer
 from ..routing.consistency import (
     ANY,
     MOVE_WAIT,
-    SPREAD_AFTER_NS,
+    OWN_WRITES,
+    SPREAD_FIRST_NS,
+    SPREAD_LAST_NS,
     SPREAD_WAIT,
     TOKEN_WAIT,
     Fallbacks,
@@ -607,7 +609,7 @@ class Worker:
             return client.token.with_others(mark, [])
         if level == "global":
             return client.token.with_others(mark, [])
-        return ANY
+        return client.token.of_writes() if level == OWN_WRITES else ANY
 
     def doubt(self, node: str) -> None:
         """A copy has broken a connection: it may have been restarted, and go on before where it was. The controller
@@ -800,6 +802,7 @@ class Worker:
                     self.need_freshness(token.seen_ns, waits=True)
                 return Hold("spreading", SPREAD_WAIT)
             client.spread_ns = token.seen_ns
+            client.spread_after_ns = min(SPREAD_LAST_NS, client.spread_after_ns * 2)
         if unit.waited and route.reason in _RATHER_WAITED:
             client.vain_ns = self.clock.boot_ns()
         fell = reads and route.reason in FALLBACKS and self.router.has_replicas
@@ -819,8 +822,9 @@ class Worker:
         token = client.token
         if not (self.router.misses(wanted, route) if wanted else self.router.sticks(token)):
             client.spread_ns = token.seen_ns
+            client.spread_after_ns = max(SPREAD_FIRST_NS, client.spread_after_ns // 2)
             return False
-        return token.seen_ns - client.spread_ns > SPREAD_AFTER_NS
+        return token.seen_ns - client.spread_ns > client.spread_after_ns
 
     def _count_read(self, reads: bool, fell: bool, dry: bool = False) -> bool:
         """Whether a read may go where it is to go (`routing.fallback_share`)."""

@@ -20,6 +20,8 @@ import msgspec
 from ..errors import TridentError
 from ..topology.snapshot import Copy, Freshness
 
+OWN_WRITES = "own_writes"
+"""The level of analytic statements of which nothing else is said."""
 LEVELS = ("eventual", "session", "key", "global", "strong")
 OWN_LEVELS = frozenset(("eventual", "session"))
 """At these a read has to see nothing that other sessions do."""
@@ -27,9 +29,10 @@ MOVE_AFTER_NS = 100_000_000
 """Reads stay on the primary for so long after a write even where a copy has it: going over takes a wait."""
 MOVE_WAIT = 0.05
 """Seconds that a read waits for the sample by which it may leave the primary without seeing older data."""
-SPREAD_AFTER_NS = 100_000_000
-"""A session that reads without a pause stays on one copy for so long; then it waits for a sample, by which others may
-serve it too, or a copy that is new would never get it."""
+SPREAD_FIRST_NS = 4_000_000
+SPREAD_LAST_NS = 100_000_000
+"""A session that reads without a pause stays on one copy for so long, at first and in the end; then it waits for a
+sample, by which others may serve it too, or a copy that is new would never get it."""
 SPREAD_WAIT = 0.02
 """Seconds that it waits at most."""
 BEGIN_WAIT = 0.05
@@ -37,6 +40,8 @@ BEGIN_WAIT = 0.05
 before that; else the transaction begins on the primary."""
 VAIN_NS = 1_000_000_000
 """After a wait in vain its session waits no more for so long: the copies are further behind than a wait helps."""
+ANALYTIC_WAIT = 1.0
+"""Seconds that an analytic statement waits for a columnar node that hasn't yet what its session wrote."""
 GLOBAL_WAIT = 0.1
 """Seconds that a `global` read waits for a copy at least: it can't do without a sample."""
 TOKEN_WAIT = 1.0
@@ -70,6 +75,10 @@ class Token:
         self.seen_node = seen_node
         self.lsn = lsn
         self.others = others
+
+    def of_writes(self) -> Token:
+        """What its session wrote, and no more."""
+        return Token(self.wrote_ns, lsn=self.lsn)
 
     def with_floor(self, moment_ns: int) -> Token:
         """The same with all that was committed before this moment."""
@@ -128,6 +137,8 @@ def patience(
     After a write its session reads on the primary, without any wait. Each of these reads raises what the next
     one has to see, so one that comes later has to wait for a moment, or the session would never leave.
     """
+    if level == OWN_WRITES:
+        return max(causal_wait, ANALYTIC_WAIT)
     if causal_wait:
         return max(causal_wait, GLOBAL_WAIT) if level == "global" else causal_wait
     if vain_ns and now_ns - vain_ns < VAIN_NS:

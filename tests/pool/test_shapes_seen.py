@@ -23,7 +23,7 @@ def listed(service: Service) -> dict[str, dict[str, str | None]]:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_all_ways_are_counted(serve: Serve, split: bool) -> None:
-    service = serve({"routing": {"read_split": split}})
+    service = serve({"routing": {"read_split": split}}, own=True)
     client = service.client(pool=20)
     for n in range(3):
         client.query(f"SELECT label FROM item WHERE id = {n}")
