@@ -734,6 +734,9 @@ class Client(Sink, Waiter):
             self._explain(unit)
             return
         if unit.policy is not None and unit.policy.reject:
+            if self.server is not None and self.server.owed:
+                self._park(unit)  # its error comes behind what is under way
+                return
             self._refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
             return
         server = self.server
