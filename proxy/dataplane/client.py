@@ -1392,7 +1392,6 @@ class Client(Sink, Waiter):
                 worker.need_freshness(now)
         else:
             token.seen_node = server.pool.node
-            worker.need_freshness(now, every=0.02)
 
     def load_of(self, node: str) -> int:
         """Servers at work on a node for its database and user."""

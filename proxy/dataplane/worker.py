@@ -633,13 +633,13 @@ class Worker:
         if silent > max(SILENT, 3 * self.config.health.sample_interval):
             self.doubt(node)
 
-    def need_freshness(self, moment_ns: int, *, waits: bool = False, every: float = NEED_INTERVAL) -> None:
+    def need_freshness(self, moment_ns: int, *, waits: bool = False) -> None:
         """Reads are to go to copies that hold what was committed before this moment; the controller looks faster
-        while it is asked. Those that don't wait for it yet are told of once in `every` seconds only."""
+        while it is asked. Those that don't wait for it yet are told of now and then only."""
         if moment_ns <= self._needed_ns:
             return
         now = self.clock.now()
-        if waits or now - self._need_asked >= every:
+        if waits or now - self._need_asked >= NEED_INTERVAL:
             self._need_asked = now
             self._needed_ns = moment_ns
             self.send(NeedFreshness(moment_ns, waits))
@@ -700,11 +700,12 @@ class Worker:
 
     def would_route(self, client: Client, unit: Unit) -> Route | Hold | None:
         """What `route_unit` would say now; nothing is asked for, counted or remembered."""
-        turn, spread_ns = self._balancer.turn, client.spread_ns
+        turn, spread = self._balancer.turn, (client.spread_ns, client.spread_after_ns)
         try:
             return self.route_unit(client, unit, dry=True)
         finally:
-            self._balancer.turn, client.spread_ns = turn, spread_ns
+            self._balancer.turn = turn
+            client.spread_ns, client.spread_after_ns = spread
 
     def has_to_see(self, client: Client, policy: Policy, level: str, mark: int) -> Token:
         """What a read of this client has to see at a consistency level, if it came at the moment `mark` (boot_ns)."""
@@ -824,7 +825,14 @@ class Worker:
             client.spread_ns = token.seen_ns
             client.spread_after_ns = max(SPREAD_FIRST_NS, client.spread_after_ns // 2)
             return False
-        return token.seen_ns - client.spread_ns > client.spread_after_ns
+        if token.seen_ns - client.spread_ns <= client.spread_after_ns:
+            return False
+        if wanted or client.spread_after_ns < SPREAD_LAST_NS:
+            return True
+        crowded = self.router.is_crowded(token.seen_node, client.load_of)
+        if not crowded:
+            client.spread_ns = token.seen_ns  # looked at again when as much time has passed
+        return crowded
 
     def _count_read(self, reads: bool, fell: bool, dry: bool = False) -> bool:
         """Whether a read may go where it is to go (`routing.fallback_share`)."""

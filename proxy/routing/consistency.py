@@ -32,7 +32,8 @@ MOVE_WAIT = 0.05
 SPREAD_FIRST_NS = 4_000_000
 SPREAD_LAST_NS = 100_000_000
 """A session that reads without a pause stays on one copy for so long, at first and in the end; then it waits for a
-sample, by which others may serve it too, or a copy that is new would never get it."""
+sample, by which others may serve it too. In the end it does so only where another copy has less to do: each wait costs
+some milliseconds and a sample (64 clients of `pgbench -S` cost twice the CPU when they always did)."""
 SPREAD_WAIT = 0.02
 """Seconds that it waits at most."""
 BEGIN_WAIT = 0.05
