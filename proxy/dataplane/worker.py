@@ -45,6 +45,7 @@ from ..routing.consistency import (
     ANY,
     MOVE_WAIT,
     OWN_WRITES,
+    SPREAD_AGAIN_NS,
     SPREAD_FIRST_NS,
     SPREAD_LAST_NS,
     SPREAD_WAIT,
@@ -822,8 +823,9 @@ class Worker:
         One that keeps to a copy (`wanted`) is stuck only while it is kept from that."""
         token = client.token
         if not (self.router.misses(wanted, route) if wanted else self.router.sticks(token)):
+            if token.seen_ns - client.spread_ns > SPREAD_AGAIN_NS:
+                client.spread_after_ns = SPREAD_FIRST_NS
             client.spread_ns = token.seen_ns
-            client.spread_after_ns = max(SPREAD_FIRST_NS, client.spread_after_ns // 2)
             return False
         if token.seen_ns - client.spread_ns <= client.spread_after_ns:
             return False

@@ -34,6 +34,8 @@ SPREAD_LAST_NS = 100_000_000
 """A session that reads without a pause stays on one copy for so long, at first and in the end; then it waits for a
 sample, by which others may serve it too. In the end it does so only where another copy has less to do: each wait costs
 some milliseconds and a sample (64 clients of `pgbench -S` cost twice the CPU when they always did)."""
+SPREAD_AGAIN_NS = 1_000_000_000
+"""After a pause of so long it begins anew."""
 SPREAD_WAIT = 0.02
 """Seconds that it waits at most."""
 BEGIN_WAIT = 0.05
