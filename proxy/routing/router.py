@@ -190,8 +190,8 @@ class Router:
         return len(replicas.serving) > 1 and token.seen_ns >= replicas.floor and token.seen_node in replicas.serving
 
     def is_crowded(self, node: str, load: Load) -> bool:
-        """Whether another replica has clearly less to do than this one."""
-        return min(load(other) for other in self.replicas.serving) + 1 < load(node)
+        """Whether another replica has less than half to do of what this one has."""
+        return 2 * min(load(other) for other in self.replicas.serving) + 2 < load(node)
 
     def stale(self, load: Load) -> Route | None:
         """A replica for a read that would rather see old data than wait: the one that is furthest."""
