@@ -801,10 +801,11 @@ class Worker:
         if route.reason == "read" and token is not ANY and self._is_stuck(client, route, wanted):
             if not unit.waited:
                 if not dry:
+                    if not unit.since:
+                        client.spread_after_ns = min(SPREAD_LAST_NS, client.spread_after_ns * 2)
                     self.need_freshness(token.seen_ns, waits=True)
                 return Hold("spreading", SPREAD_WAIT)
             client.spread_ns = token.seen_ns
-            client.spread_after_ns = min(SPREAD_LAST_NS, client.spread_after_ns * 2)
         if unit.waited and route.reason in _RATHER_WAITED:
             client.vain_ns = self.clock.boot_ns()
         fell = reads and route.reason in FALLBACKS and self.router.has_replicas
