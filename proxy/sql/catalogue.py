@@ -83,6 +83,7 @@ def bind(found: Classification, catalogue: Catalogue) -> Classification:
             "collation",
             effects=bound.effects,
             kind=bound.kind,
+            timed=bound.timed,
             fragile=True,
             retyped=bound.retyped,
             uses=uses,

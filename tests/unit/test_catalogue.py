@@ -468,3 +468,9 @@ def test_what_depends_on_a_collation_is_no_analytic_statement(sql: str, cls: Cla
     found = classify(sql.encode())
     assert bind(found, inventory.catalogue_of({**NONE, "relations": [ITEM]})).cls is Class.ANALYTIC
     assert bind(found, COLLATED).cls is cls
+
+
+def test_a_collation_hides_no_time() -> None:
+    timed = classify(b"SELECT max(label) FROM item WHERE made < now() GROUP BY qty")
+    assert timed.timed and bind(timed, COLLATED).cls is Class.READ
+    assert bind(timed, COLLATED).timed
