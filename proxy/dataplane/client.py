@@ -1354,7 +1354,7 @@ class Client(Sink, Waiter):
             self.worker.catalogues.refused(self, owed.unit)
         if owed.squatters:
             held = {statement.server_name for statement in server.statements.named}
-            server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held))
+            server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held), self._told)
         if self.audit.touched:
             self.audit.unit_done(server, owed, status)
             if self._busy:
@@ -1377,6 +1377,15 @@ class Client(Sink, Waiter):
             self._resume()
         elif self._gate:
             self._settle_gate()
+
+    def _told(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
+        """What the server was told behind a unit has been done."""
+        if server.owner is not self:
+            server.pool.settled(server)
+            return
+        if server.status == IDLE and self.settled(server) and self._loose():
+            self._release(server)
+        self._resume()
 
     def _note_end(self, server: Server, owed: Owed) -> None:
         """What it has written and seen by now, for its next read."""

@@ -492,3 +492,15 @@ def test_names_of_other_clients_can_not_be_guessed(service: Service) -> None:
     assert two.query("EXECUTE secret") == "E[26000] ZI"
     assert two.query("DEALLOCATE secret") == "E[26000] ZI"
     assert one.ask(B("", "secret"), E(), S) == OK.format("of one")
+
+
+def test_a_name_that_is_taken_ties_nobody_to_a_replica(serve: Serve) -> None:
+    """What a refused Parse left behind there is dropped, and the client goes on."""
+    service = serve({"routing": {"read_split": True}})
+    client = service.client(pool=20)
+    count, write = "SELECT count(*) FROM item", "INSERT INTO trail(item_id) VALUES (7)"
+    assert eventually(lambda: client.query(f"{count} -- ready") and service.reached("-- ready") - {"primary"}, 10)
+    assert client.ask(P("s", count), S) == "1 ZI"
+    assert client.ask(P("s", count), S) == "E[42P05] ZI"
+    assert client.query(write) == "C[INSERT 0 1] ZI"
+    assert client.ask(P("s", count), S, Q(write), times=2) == "E[42P05] ZI C[INSERT 0 1] ZI"
