@@ -39,8 +39,14 @@ class Fleet:
         try:
             self.primary = self.cluster.create(
                 "primary",
-                # On, so that a commit is sent to the replicas at once.
-                settings={"synchronous_commit": "on", "max_prepared_transactions": "10", "track_functions": "all"},
+                # On, so that a commit is sent to the replicas at once; what no commit flushes (of a rollback, say)
+                # is to follow soon, since no replica is fresh before.
+                settings={
+                    "synchronous_commit": "on",
+                    "wal_writer_delay": "10ms",
+                    "max_prepared_transactions": "10",
+                    "track_functions": "all",
+                },
                 hba=(*HBA, "host replication all 127.0.0.1/32 trust"),
             )
             for size in POOL_SIZES:
