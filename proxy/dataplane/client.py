@@ -37,7 +37,7 @@ from .batch import Batches
 from .rerun import CANCELLED, REFUSALS, Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
-from .virtual import Virtual, end_of, is_plain_read, may_hold
+from .virtual import Virtual, end_of, is_plain_read, is_refused, may_hold
 from .waiter import Waiter
 
 if TYPE_CHECKING:
@@ -740,7 +740,7 @@ class Client(Sink, Waiter):
             self._refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
             return
         server = self.server
-        if self.virtual is not None and not unit.begins and not self._may_go_on(self.virtual, unit):
+        if self.virtual is not None and not self._may_go_on(self.virtual, unit):
             return
         if server is None:
             self._route(unit)
@@ -794,8 +794,11 @@ class Client(Sink, Waiter):
             self._hold(unit, None if route.seconds else NoNode(_TOO_LONG[route.reason]), route.seconds)
             return
         pool = worker.pools.pool(route.node, self)
-        if self.virtual is not None and pool.is_primary():
-            unit.begins = True
+        if self.virtual is not None:
+            if pool.is_primary():
+                unit.begins = True
+            elif any(found.statements for found in unit.classified):
+                self.virtual.has_read = True
         server = pool.take(self.last_server)
         if server is None:
             if not unit.since:
@@ -970,7 +973,10 @@ class Client(Sink, Waiter):
             return False
         if self.virtual is not None:
             return False  # PostgreSQL has a warning for that
-        if self.server is not None or self.pins or self.audit.touched or unit.effects or unit.policy is not None:
+        if self.server is not None or self.pins or self.audit.touched or unit.effects:
+            return False
+        policy = unit.policy
+        if policy is not None and (policy.reject or policy.consistency == "strong"):
             return False
         text = frontend.query_text(unit.raw)
         isolation = self.state.values.get("default_transaction_isolation", "")
@@ -979,6 +985,7 @@ class Client(Sink, Waiter):
         worker = self.worker
         now = worker.clock.boot_ns()
         worker.need_freshness(now, waits=True)
+        self.names.unnamed = None  # as each Query does
         self.write(build.command_complete(_BEGIN_TAGS[unit.classified[0].kind]) + build.ready(IN_TRANSACTION))
         self.virtual = Virtual(text.decode(), now, worker.clock.now())
         worker.counters.begins_held += 1
@@ -997,24 +1004,26 @@ class Client(Sink, Waiter):
             failed = virtual.failed
             self.units += 1
             self.virtual = None
+            self.names.unnamed = None
             self.write(build.command_complete("ROLLBACK" if failed else end) + build.ready(IDLE))
             self._settle_gate()
             return False
-        if virtual.failed and not any(found.ends_transaction for found in unit.classified):
+        if virtual.failed and is_refused(unit):
+            if unit.kind is Kind.QUERY or not unit.ops[0].name:
+                self.names.unnamed = None
             self._refuse(unit, Aborted())
             return False
         binding = self.binding
-        if (
+        unit.begins = not (
             not virtual.failed
             and is_plain_read(unit)
             and binding is not None
             and not any(binding.tells_time(found) for found in unit.classified)
-        ):
+        )
+        if not unit.begins:
             unit.cls = Class.READ
             unit.floor_ns = virtual.begun_ns
-            return True
-        unit.begins = True
-        if unit.cls is not Class.WRITE:
+        elif unit.cls is not Class.WRITE:
             unit.cls = Class.SESSION
         return True
 
@@ -1026,20 +1035,22 @@ class Client(Sink, Waiter):
             self.transmit(server, unit)
             return
         self._parked = unit
-        # A transaction that has failed here has failed there too.
-        self.ask(server, virtual.begin + ("; SELECT 1/0" if virtual.failed else ""), self._begun)
+        self.ask(server, virtual.sql(), self._begun)
 
     def _begun(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
         if not self.answered(server):
             return
-        unit, virtual = self._parked, self.virtual
+        unit = self._parked
         self._parked = None
+        if server.status == IDLE:
+            # It couldn't begin, though the client was told that it had: it has failed, and its end is still to come.
+            error = error or {}
+            if unit is not None:
+                self._refuse(unit, TridentError(error.get("M", "BEGIN failed"), sqlstate=error.get("C", "XX000")))
+            self.proceed(server)
+            return
         self.virtual = None
         if unit is not None:
-            if error is not None and virtual is not None and not virtual.failed:
-                self._refuse(unit, TridentError(error.get("M", ""), sqlstate=error.get("C", "XX000")))
-                self.proceed(server)
-                return
             self.transmit(server, unit)
         self._resume()
 
@@ -1307,17 +1318,16 @@ class Client(Sink, Waiter):
         on_copy = sqlstate in REFUSALS and not is_stale and self.worker.is_replica(server.pool.node)
         if on_copy and not self.rerun.refused(server, owed, sqlstate, fields.get("R", "")):
             return False
-        if self.virtual is not None:
-            self.virtual.failed = True
         on_columnar = sqlstate != CANCELLED and self.worker.is_columnar(server.pool.node)
         if on_columnar and not self.rerun.failed_on_columnar(server, owed):
             return False
         if owed.plain and not owed.extended:
             if first:
                 server.statements.unnamed = self.names.unnamed = None
-            return True
-        if is_stale and not self.names.own:
-            return self.rerun.failed(server, owed, first)
+        elif is_stale and not self.names.own and not self.rerun.failed(server, owed, first):
+            return False
+        if self.virtual is not None:
+            self.virtual.failed = True
         return True
 
     def unit_done(self, server: Server, owed: Owed, status: int) -> None:
@@ -1354,7 +1364,7 @@ class Client(Sink, Waiter):
             self.worker.catalogues.refused(self, owed.unit)
         if owed.squatters:
             held = {statement.server_name for statement in server.statements.named}
-            server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held), self._told)
+            server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held))
         if self.audit.touched:
             self.audit.unit_done(server, owed, status)
             if self._busy:
@@ -1377,15 +1387,6 @@ class Client(Sink, Waiter):
             self._resume()
         elif self._gate:
             self._settle_gate()
-
-    def _told(self, server: Server, rows: list[list[bytes | None]], error: dict[str, str] | None) -> None:
-        """What the server was told behind a unit has been done."""
-        if server.owner is not self:
-            server.pool.settled(server)
-            return
-        if server.status == IDLE and self.settled(server) and self._loose():
-            self._release(server)
-        self._resume()
 
     def _note_end(self, server: Server, owed: Owed) -> None:
         """What it has written and seen by now, for its next read."""

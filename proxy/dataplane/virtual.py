@@ -26,6 +26,11 @@ HELD_BY = {
 """Which BEGINs are held back, by the setting `transactions`."""
 _LEVELS = frozenset(("", "read committed", "read uncommitted"))
 _ENDS = frozenset(("commit", "rollback"))
+_REFUSED = frozenset(("select", "insert", "update", "delete", "merge"))
+_UNREAD = frozenset(("syntax", "too_long", "too_complex", "too_deep", "unreadable_encoding"))
+"""Reasons of what may be no SQL at all."""
+_PORTAL = 0x50
+"""Target of a Describe or Close."""
 
 
 class Virtual:
@@ -36,15 +41,24 @@ class Virtual:
         begun_ns: when it came (boot_ns).
         since: the same in seconds of the clock.
         failed: a read in it has failed: until its end it answers nothing else.
+        has_read: a statement has been looked at in it: its isolation level may not be changed any more.
     """
 
-    __slots__ = ("begin", "begun_ns", "failed", "since")
+    __slots__ = ("begin", "begun_ns", "failed", "has_read", "since")
 
     def __init__(self, begin: str, begun_ns: int, since: float) -> None:
         self.begin = begin
         self.begun_ns = begun_ns
         self.since = since
         self.failed = False
+        self.has_read = False
+
+    def sql(self) -> str:
+        """The string by which it begins on the primary, in the state that its client knows. (A BEGIN may end with a
+        comment.)"""
+        if self.failed:
+            return self.begin + "\n; SELECT 1/0"
+        return self.begin + "\n; SELECT 1" if self.has_read else self.begin
 
 
 def may_hold(mode: str, begin: Classification, default_isolation: str) -> bool:
@@ -67,12 +81,43 @@ def end_of(unit: Unit) -> str:
     return found.kind.upper()
 
 
+def is_refused(unit: Unit) -> bool:
+    """Whether PostgreSQL says of a unit in a failed transaction just that it has failed (25P02). What it says otherwise
+    is for the primary to say: of what ends a transaction, is no SQL, is empty, or uses what was prepared before."""
+    if unit.kind is Kind.BATCH:
+        told = bool(unit.ops) and unit.ops[0].kind == frontend.PARSE
+    else:
+        told = unit.kind is Kind.QUERY
+    if not told or len(unit.classified) != 1:
+        return False
+    found = unit.classified[0]
+    return found.statements == 1 and found.kind in _REFUSED and found.reason not in _UNREAD
+
+
 def is_plain_read(unit: Unit) -> bool:
     """Whether it may run by itself: one read, that tells nothing of its transaction."""
     if unit.cls not in (Class.READ, Class.ANALYTIC) or unit.effects is not Effect.NONE or unit.reads_wishes:
         return False
     if unit.refused or unit.unseen or not unit.synced or len(unit.classified) > 1:
         return False
-    if unit.kind is Kind.BATCH and sum(op.kind == frontend.EXECUTE for op in unit.ops) > 1:
+    if unit.kind is Kind.CALL or (unit.kind is Kind.BATCH and not _leaves_no_portal(unit)):
         return False
-    return unit.kind is not Kind.CALL and all(found.plain and not found.timed for found in unit.classified)
+    return all(found.plain and not found.timed for found in unit.classified)
+
+
+def _leaves_no_portal(unit: Unit) -> bool:
+    """Whether nothing of a batch can be asked for in the next one: a portal lives until its transaction ends (manual,
+    55.2.3), and here that is at the batch's Sync. It binds at most once, and runs what it has bound to its end."""
+    binds = runs = 0
+    for op in unit.ops:
+        if op.portal:
+            return False
+        if op.kind == frontend.BIND:
+            binds += 1
+        elif op.kind == frontend.EXECUTE:
+            runs += 1
+            if runs > binds or any(op.raw[op.rest :]):
+                return False
+        elif op.target == _PORTAL and not binds:
+            return False
+    return binds == runs and binds <= 1

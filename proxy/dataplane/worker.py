@@ -720,7 +720,8 @@ class Worker:
         """
         able = False
         settings = client.settings
-        policy = unit.policy or DEFAULT
+        # What moves a transaction to the primary goes there whatever is asked for.
+        policy = DEFAULT if unit.begins or unit.policy is None else unit.policy
         cls = policy.routed_as(unit.cls)
         if cls is Class.ANALYTIC and settings.split and self.snapshot.has_columnar:
             known = self.capabilities.able(client, unit, dry=dry)
@@ -745,7 +746,8 @@ class Worker:
                 unit.mark = self.clock.boot_ns()
             token = self.has_to_see(client, policy, level, unit.mark)
             if unit.floor_ns:
-                token = token.with_floor(unit.floor_ns)
+                # Within one transaction nothing goes back, at `eventual` neither.
+                token = (client.token if token is ANY else token).with_floor(unit.floor_ns)
         route: Route | None = None
         error: NoNode | None = None
         known = greets or not reads or client.binding is None or self.catalogues.believed(client.binding, dry=dry)
@@ -809,7 +811,7 @@ class Worker:
         if unit.waited and route.reason in _RATHER_WAITED:
             client.vain_ns = self.clock.boot_ns()
         fell = reads and route.reason in FALLBACKS and self.router.has_replicas
-        if fell and policy.stale and (old := self.router.stale(client.load_of)) is not None:
+        if fell and policy.stale and not unit.floor_ns and (old := self.router.stale(client.load_of)) is not None:
             if not dry:
                 self.counters.stale_reads += 1
             route, fell = old, False
