@@ -5,9 +5,11 @@ All evidence comes from the nodes (`evidence`, the port that answered, the rows 
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -19,6 +21,7 @@ from .fleet import Fleet
 SETTLE_SECONDS = 15.0
 """How long the proxy may take until reads go to copies after a write."""
 ROUNDS = 40
+SESSIONS = 4
 
 
 class Check:
@@ -36,7 +39,7 @@ class Check:
             with psycopg.connect(self._fleet.dsn, autocommit=True, connect_timeout=10) as client:
                 self._writes(client)
                 self._copies(client)
-                self._reads(client)
+                self._reads()
                 self._analytics(client)
         except psycopg.Error as error:
             self._is(False, f"no statement may fail: {str(error).strip()}")
@@ -76,12 +79,22 @@ class Check:
         seen = ", ".join(node for node in ports if node not in missing)
         self._is(not missing, f"that row is seen by {seen or 'no copy'}")
 
-    def _reads(self, client: psycopg.Connection[Any]) -> None:
+    def _reads(self) -> None:
+        """Of several sessions: one that reads without a pause may stay on its replica."""
         replicas = {server.name for server in self._fleet.replicas}
+        with ExitStack() as stack:
+            sessions = [
+                stack.enter_context(psycopg.connect(self._fleet.dsn, autocommit=True, connect_timeout=10))
+                for _ in range(SESSIONS)
+            ]
+            self._read(sessions, replicas)
+
+    def _read(self, sessions: list[psycopg.Connection[Any]], replicas: set[str]) -> None:
+        turns = itertools.cycle(sessions)
 
         def send(at: int) -> None:
             number = at % len(traffic.READS)
-            client.execute(traffic.READS[number], traffic.values("read", number, self._rng))
+            next(turns).execute(traffic.READS[number], traffic.values("read", number, self._rng))
 
         self._until("read", replicas, lambda: send(0))
         before = self._evidence.read()

@@ -36,7 +36,7 @@ sample, by which others may serve it too. In the end it does so only where anoth
 some milliseconds and a sample (64 clients of `pgbench -S` cost twice the CPU when they always did)."""
 SPREAD_AGAIN_NS = 1_000_000_000
 """After a pause of so long it begins anew."""
-SPREAD_WAIT = 0.02
+SPREAD_WAIT = 0.05
 """Seconds that it waits at most."""
 BEGIN_WAIT = 0.05
 """Seconds that the first read of a transaction whose BEGIN is held back waits for a copy that holds what was committed

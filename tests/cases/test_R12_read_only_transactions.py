@@ -47,7 +47,8 @@ def test_where_any_node_will_do(target: Target, witness: Witness) -> None:
         for name, statements in ANYWHERE.items():
             errors, nodes = played(witness, client, statements, form)
             assert errors == wanted.get(name, ""), (name, errors)
-            assert len(nodes) == 1, (name, nodes)
+            # What may not follow a read is refused by the primary, wherever that ran.
+            assert len(nodes) == 1 or name in ("too late", "a write after a read"), (name, nodes)
     assert client.value("SELECT count(*) FROM trail") == "0"
 
 

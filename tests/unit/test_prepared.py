@@ -348,6 +348,8 @@ class Application:
 
     def batch_settled(self, owed: Owed) -> None: ...
 
+    def told(self, server: Server) -> None: ...
+
 
 class Shared:
     """Two servers behind the proxy's bookkeeping, with models of PostgreSQL behind them."""
