@@ -671,6 +671,8 @@ class Server:
         if step is Step.CLOSE_HIDDEN:
             if name == b"":
                 mine.unnamed = None
+            elif statement is not None:
+                mine.named.pop(statement, None)  # whether it is parsed anew is another step
             return False
         if step in (Step.CLOSE, Step.CLOSE_MADE):
             if statement is not None:

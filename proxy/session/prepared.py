@@ -414,7 +414,8 @@ class Compiler:
         if self.quiet:
             return front, [*pending, Pending(Step.PARSE_MADE, op.name, statement)]
         close = build.close(b"S", statement.server_name)
-        return front + close + raw, [*pending, Pending(Step.CLOSE_HIDDEN), Pending(Step.PARSE, op.name, statement)]
+        closed = Pending(Step.CLOSE_HIDDEN, None, statement)
+        return front + close + raw, [*pending, closed, Pending(Step.PARSE, op.name, statement)]
 
     def _held(self, statement: Statement) -> bool:
         if statement in self._fresh:

@@ -504,3 +504,16 @@ def test_a_name_that_is_taken_ties_nobody_to_a_replica(serve: Serve) -> None:
     assert client.ask(P("s", count), S) == "E[42P05] ZI"
     assert client.query(write) == "C[INSERT 0 1] ZI"
     assert client.ask(P("s", count), S, Q(write), times=2) == "E[42P05] ZI C[INSERT 0 1] ZI"
+
+
+def test_a_parse_that_a_failed_transaction_refuses(service: Service) -> None:
+    """The server had the statement, and has it no more: others get it parsed anew."""
+    client = service.client(pool=1)
+    sql = "SELECT count(*) FROM item"
+    assert client.ask(P("s", sql), B("", "s"), E(), S) == OK.format(20).replace("2 ", "1 2 ", 1)
+    client.run("BEGIN")
+    assert client.query("VACUUM") == "E[25001] ZE"
+    assert client.ask(P("other", sql), S) == "E[25P02] ZE"
+    assert client.query("ROLLBACK") == "C[ROLLBACK] ZI"
+    assert client.ask(B("", "s"), E(), S) == OK.format(20)
+    assert service.client(pool=1).ask(P("s", sql), B("", "s"), E(), S) == "1 " + OK.format(20)
