@@ -32,10 +32,13 @@ _NOT_SETTINGS = frozenset(
 """Reported parameters that no SET of the client's made."""
 
 
+_CANCELLED = "57014"
+
+
 class Audit:
     """Of one client."""
 
-    __slots__ = ("_client", "_names", "_unseen", "touched", "untracked")
+    __slots__ = ("_cancelled", "_client", "_names", "_unseen", "touched", "untracked")
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -44,6 +47,8 @@ class Audit:
         self._names: frozenset[str] = frozenset()
         """Settings that are to be looked at."""
         self._unseen: tuple[Classification, ...] = ()
+        self._cancelled = False
+        """The question was cancelled, and has been asked once more."""
         self.untracked = False
         """A setting whose name can't be told was set."""
 
@@ -145,6 +150,11 @@ class Audit:
         client = self._client
         if not client.answered(server):
             return
+        if error is not None and error.get("C") == _CANCELLED and not self._cancelled:
+            self._cancelled = True  # by what was meant for the statement before
+            self._look(server)
+            return
+        self._cancelled = False
         effects = rules.audited(self.touched)
         unseen = self._unseen
         self._known()

@@ -12,6 +12,8 @@ import pytest
 from ..support.rawpg import COPY_DONE, SILENCE, B, C, D, E, H, P, Q, S, Wire, X, copy_data, copy_fail, function_call
 from .conftest import Serve, Service, eventually
 
+pytestmark = pytest.mark.varied
+
 COUNT = "SELECT count(*) FROM item"
 WRITE = "INSERT INTO trail(item_id) VALUES (7)"
 ROUTING = {"read_split": True, "transactions": "optimistic", "catalogue_interval": 0.5}
@@ -245,7 +247,7 @@ def compare_random(service: Service, twin: str, seeds: range) -> None:
 
 
 def test_any_order_is_as_on_the_primary(service: Service, twin: str) -> None:
-    compare_random(service, twin, range(150))
+    compare_random(service, twin, range(40))
 
 
 @pytest.mark.full
