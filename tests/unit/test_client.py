@@ -23,6 +23,7 @@ from proxy.errors import NoServer
 from proxy.ipc import board
 from proxy.ipc.board import Board
 from proxy.ipc.messages import Fresh, Setup
+from proxy.session import rules
 from proxy.session.wishes import KEY
 from proxy.testing import FakeClock, FakeTransport
 from proxy.topology.model import Health, Role
@@ -322,3 +323,16 @@ async def test_who_waits_at_a_copy_that_is_doubted_is_routed_again(pair: Pair) -
     pair.worker.doubt("primary")
     assert pair.pool.counters.waits == waits + 1  # once more here: there is no other
     assert other.waiting_in is pair.pool
+
+
+async def test_a_late_cancel_of_the_proxys_own_question(pair: Pair) -> None:
+    """It was meant for the statement before: what the session is gets asked once more, and once only."""
+    cancelled = build.error_fields({"S": "ERROR", "C": "57014", "M": "canceled"}) + build.message(b"Z", b"I")
+    pair.client.data_received(build.query("SET work_mem = '1MB'"))
+    pair.server.data_received(build.message(b"C", b"SET\0") + build.message(b"Z", b"I"))
+    assert len(pair.server.owed) == 1
+    pair.server.data_received(cancelled)
+    assert len(pair.server.owed) == 1
+    assert not pair.client.pins
+    pair.server.data_received(cancelled)
+    assert pair.client.pins == {rules.PIN_UNKNOWN}
