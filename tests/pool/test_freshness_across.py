@@ -61,13 +61,13 @@ def seen(marker: str) -> str:
     return MARK.replace("seen", marker)
 
 
-def on_copies(service: Service, client: Wire, marker: str) -> bool:
-    """Whether copies answer this client, in the end."""
+def on_copies(service: Service, client: Wire, marker: str, table: str = "written") -> bool:
+    """Whether copies answer this client when it reads that table, in the end: a new one has to be in the catalogue."""
     numbers = iter(range(10_000))
 
     def on_copy() -> bool:
         mark = f"/* {marker} {next(numbers)} */"
-        client.query(f"SELECT count(*) FROM item {mark}")
+        client.query(f"SELECT count(*) FROM {table} {mark}")
         return bool(service.reached(mark) - {"primary"})
 
     return eventually(on_copy, 10)
@@ -246,7 +246,7 @@ def test_a_read_waits_for_a_copy_as_long_as_it_may(serve: Serve, fleet: Fleet) -
     """`causal_wait`: it is answered by a copy that catches up meanwhile, and else by the primary."""
     service = serve({"routing": {**ROUTING, "causal_wait": 20}, "lag": {"replica_out": 60, "replica_in": 30}}, own=True)
     client = service.client(pool=20)
-    assert on_copies(service, client, "before")
+    assert on_copies(service, client, "before", "item")
     with fleet.paused():
         client.query("INSERT INTO trail(item_id) VALUES (1)")
         client.send(Q("SELECT count(*) > 0 FROM trail -- waits"))
