@@ -3,7 +3,7 @@
 Clients decode by the types that they were told, so a statement goes to a columnar node only where its
 parameters and result columns are described alike there and on the primary. Found out once per text,
 by Parse and Describe on both, while the statement waits; the answer is kept (bounded, for a time:
-tables change). One that fails there is not sent there for that time. Called by `worker.route_unit` and `rerun`.
+tables change). One that fails there is not sent there for that time. Called by `routes` and `rerun`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import Aborted, CannotFollow, Moved, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
-from ..routing.consistency import LEVELS, OWN_LEVELS, SPREAD_FIRST_NS, Token, read_token
+from ..routing.consistency import LEVELS, OWN_LEVELS, Token, read_token
+from ..routing.decide import Roaming
 from ..routing.router import Hold
 from ..session import rules
 from ..session.prepared import ClientStatements, Statement, take_names
@@ -104,14 +105,9 @@ class Client(Sink, Waiter):
             worker.catalogues.binding(settings.dbname, settings.split) if settings.mode != "session" else None
         )
         """None where what names mean decides nothing: all goes to one server, that nobody else gets as it is."""
-        self.token = Token(worker.begun_with(settings.dbname, settings.user))
+        self.token = Token(worker.consistency.begun_with(settings.dbname, settings.user))
         """What its reads have to see, at `session`."""
-        self.spread_ns = 0
-        """When its reads could last be spread over all copies: a value of `token.seen_ns` ..."""
-        self.spread_after_ns = SPREAD_FIRST_NS
-        """... and how long after that they are spread again."""
-        self.vain_ns = 0
-        """When a read of its last waited in vain for a copy."""
+        self.roaming = Roaming()
         self.level = settings.consistency
         self.analytic_level = settings.analytic_consistency
         self.seen = worker.seen.group(login.database, login.user, self.level, self.analytic_level)
@@ -284,7 +280,7 @@ class Client(Sink, Waiter):
             return self._pass(server, form, data, classification)
         worker = self.worker
         if self.settings.split or self.tie is not None:
-            route = worker.route_plain(self, classification)
+            route = worker.routes.plain(self, classification)
             if route is None:
                 return False
             pool = worker.pools.pool(route.node, self)
@@ -780,7 +776,7 @@ class Client(Sink, Waiter):
     def _route(self, unit: Unit) -> None:
         worker = self.worker
         try:
-            route = worker.route_unit(self, unit)
+            route = worker.routes.of(self, unit)
         except NoNode as error:
             self._hold(unit, error)
             return
@@ -984,7 +980,7 @@ class Client(Sink, Waiter):
             return False
         worker = self.worker
         now = worker.clock.boot_ns()
-        worker.need_freshness(now, waits=True)
+        worker.consistency.need(now, waits=True)
         self.names.unnamed = None  # as each Query does
         self.write(build.command_complete(_BEGIN_TAGS[unit.classified[0].kind]) + build.ready(IN_TRANSACTION))
         self.virtual = Virtual(text.decode(), now, worker.clock.now())
@@ -1077,7 +1073,7 @@ class Client(Sink, Waiter):
         if unit.reads_wishes and server.status != FAILED:
             unit.reads_wishes = False
             self._parked = unit
-            token = self.worker.token_text(self.token, unit.mark or self.worker.clock.boot_ns())
+            token = self.worker.consistency.token_text(self.token, unit.mark or self.worker.clock.boot_ns())
             self.ask(server, shown_sql(self.wishes, self.level, token), self._wishes_told)
             return
         server.pool.counters.queries += 1
@@ -1144,7 +1140,7 @@ class Client(Sink, Waiter):
         owed.key = self.key_slot
         if policy is not None:
             if policy.key:
-                owed.key = self.worker.key_slot(self, policy.key)
+                owed.key = self.worker.consistency.key_slot(self, policy.key)
             if policy.timeout and self.server is not None:
                 self.worker.loop.call_later(policy.timeout, self.server.pool.expire, self.server, owed)
 
@@ -1399,7 +1395,7 @@ class Client(Sink, Waiter):
             if owed.wrote:
                 token.wrote_ns = now
             if self.level != "strong":
-                worker.need_freshness(now)
+                worker.consistency.need(now)
         else:
             token.seen_node = server.pool.node
 
@@ -1423,7 +1419,7 @@ class Client(Sink, Waiter):
         if self.level == "key" and not key:
             self.level = "session"
         self.seen = self.worker.seen.group(self.login.database, self.login.user, self.level, self.analytic_level)
-        self.key_slot = self.worker.key_slot(self, key) if key else -1
+        self.key_slot = self.worker.consistency.key_slot(self, key) if key else -1
         self.asked = of_settings(later(wishes, self.startup_wishes))
         self.rule()
 
@@ -1443,12 +1439,12 @@ class Client(Sink, Waiter):
             timeline, lsn = read_token(text)
         except TridentError:
             return
-        freshness = self.worker.freshness
+        freshness = self.worker.consistency.freshness
         if timeline == freshness.timeline:
             self.token.lsn = max(self.token.lsn, lsn)
         else:
             self.token.wrote_ns = self.worker.clock.boot_ns()
-            self.worker.need_freshness(self.token.wrote_ns)
+            self.worker.consistency.need(self.token.wrote_ns)
 
     # ------------------------------------------------------------------ questions of our own
 

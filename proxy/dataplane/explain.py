@@ -1,6 +1,6 @@
 """EXPLAIN (ROUTE): where a statement would go for this session now, and why; answered by the worker itself.
 
-Owns the items of the answer. It asks those who decide (`worker.would_route`, `routing.policy`) and must change nothing:
+Owns the items of the answer. It asks those who decide (`routes.would_be`, `routing.policy`) and must change nothing:
 no counter, turn, token or need, and no node is asked. All that stands behind EXPLAIN (ROUTE) is explained as one unit,
 as it would be sent. Called by `client`.
 """
@@ -107,7 +107,7 @@ def _with_token(client: Client, text: str) -> Token:
         timeline, lsn = read_token(text)
     except TridentError:
         return token
-    if timeline == client.worker.freshness.timeline:
+    if timeline == client.worker.consistency.freshness.timeline:
         return Token(token.wrote_ns, token.seen_ns, token.seen_node, max(token.lsn, lsn), token.others)
     return Token(client.worker.clock.boot_ns(), token.seen_ns, token.seen_node, token.lsn, token.others)
 
@@ -125,11 +125,11 @@ def _chosen(client: Client, asked: _Asked) -> Rows:
         return [("node", server.pool.node), *_because(reason), ("wait", "none")]
     waits = []
     try:
-        route = client.worker.would_route(client, asked.unit)
+        route = client.worker.routes.would_be(client, asked.unit)
         if isinstance(route, Hold) and route.seconds:
             waits.append(f"up to {route.seconds * 1000:.0f} ms {WAITS[route.reason]}")
             asked.unit.waited = True
-            route = client.worker.would_route(client, asked.unit)
+            route = client.worker.routes.would_be(client, asked.unit)
     except NoNode as error:
         seconds = client.worker.config.routing.hold_timeout
         waits.append(f"up to {seconds:g} s for a node, and then the error")
@@ -233,7 +233,7 @@ def _session(client: Client, asked: _Asked) -> Rows:
     not_columnar = _not_columnar(client, unit, cls)
     level = policy.consistency or (client.level if not_columnar else client.analytic_level)
     now_ns = worker.clock.boot_ns()
-    token = worker.has_to_see(client, policy, level, unit.mark or now_ns) if reads else ANY
+    token = worker.routes.has_to_see(client, policy, level, unit.mark or now_ns) if reads else ANY
     rows = [("consistency", f"{level} ({_who_says(client, policy)})")]
     if reads:
         rows.append(("has to see", seen(token, now_ns)))

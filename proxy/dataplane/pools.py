@@ -243,7 +243,7 @@ class ServerPool:
 
     def wrote(self) -> None:
         """A unit that may have written has ended on a server, and its client is about to be told."""
-        self.pools.worker.wrote(self.slot)
+        self.pools.worker.consistency.wrote(self.slot)
 
     def ddl_ended(self) -> None:
         """DDL has ended on a server, or may have, and its client can't tell any more."""
@@ -382,7 +382,7 @@ class ServerPool:
         lifetime = worker.config.pool.lifetime
         server.expires = now + lifetime * (1 - 0.1 * worker.rng.random()) if lifetime else 0.0
         if not self.pools.reaches(self.node):
-            worker.first_seen(self.node)
+            worker.consistency.first_seen(self.node)
         self.state.taken[server] = None
         self.pools.processes[self.node, server.pid] = server
         dialled.transport.set_protocol(cast(asyncio.Protocol, server))
@@ -465,7 +465,7 @@ class ServerPool:
         if server.owed or owner is not None:
             self.pools.worker.suspect(self.node, "reset")
         self.close(server, server.closing_reason or "the connection was lost")
-        self.pools.worker.doubt(self.node)
+        self.pools.worker.consistency.doubt(self.node)
         if owner is not None:
             owner.server_lost(server, server.fatal)
 

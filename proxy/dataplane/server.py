@@ -382,7 +382,7 @@ class Server:
                         self.last_writer = sink
                     self.pool.wrote()
                 if head.key >= 0:
-                    self.pool.pools.worker.answers(self, head)  # before anybody can know
+                    self.pool.pools.worker.consistency.answers(self, head)  # before anybody can know
                 if sink is not None and head.steps is None and not head.collect:
                     if end > pos:
                         chunk = data if end - pos == n else data[pos:end]
@@ -730,7 +730,7 @@ class Server:
             if owner is not None:
                 owner.server_lost(self, True)
             self.pool.close(self, "ended by the node")
-            self.pool.pools.worker.doubt(self.pool.node)
+            self.pool.pools.worker.consistency.doubt(self.pool.node)
 
     # ---- life
 

@@ -20,7 +20,7 @@ from .. import ids, log
 from ..clock import Clock
 from ..config.schema import Config, Database, PoolMode
 from ..errors import LoginError, NoNode, Terminated, TridentError
-from ..ipc.board import Board, slot_of, user_slot
+from ..ipc.board import Board
 from ..ipc.messages import (
     Ask,
     Counters,
@@ -31,7 +31,6 @@ from ..ipc.messages import (
     KnownHomes,
     KnownShapes,
     Message,
-    NeedFreshness,
     Publish,
     Reconfigure,
     Report,
@@ -41,32 +40,17 @@ from ..ipc.messages import (
 )
 from ..metrics.counters import WorkerCounters
 from ..routing.balance import Balancer
-from ..routing.consistency import (
-    ANY,
-    MOVE_WAIT,
-    OWN_WRITES,
-    SPREAD_AGAIN_NS,
-    SPREAD_FIRST_NS,
-    SPREAD_LAST_NS,
-    SPREAD_WAIT,
-    TOKEN_WAIT,
-    Fallbacks,
-    Token,
-    doubted,
-    patience,
-    token_text,
-)
-from ..routing.policy import DEFAULT, Decision, Policies, Policy
-from ..routing.router import FALLBACKS, Hold, Route, Router
+from ..routing.policy import Decision, Policies
+from ..routing.router import Router
 from ..session.prepared import Statements
 from ..session.state import States
 from ..session.trust import Trust
 from ..sql.classify import Classifier
 from ..sql.hints import Hints, Splitter
-from ..sql.model import Class, Classification
+from ..sql.model import Class
 from ..sql.seen import Seen
 from ..topology.model import Health, Role
-from ..topology.snapshot import Freshness, NodeView, Snapshot
+from ..topology.snapshot import NodeView, Snapshot
 from ..wire import build
 from ..wire.auth import Credentials
 from . import keys, upkeep
@@ -77,21 +61,12 @@ from .capability import Capabilities
 from .catalogues import Catalogues
 from .client import Client
 from .connect import dial, tls_mode, with_passfile
+from .consistency import Consistency
 from .lookup import CONSOLE_DATABASES
 from .pools import Pools, ServerPool
 from .relay import tie
-from .server import Owed, Server
+from .routes import Routes
 from .services import Services
-from .unit import Kind, Unit
-
-NEED_INTERVAL = 0.005
-"""Seconds between two messages about what has been written, while nobody waits for it."""
-MARGIN = 0.002
-"""Seconds that a wait for a client's own node ends behind the moment at which that is given up."""
-SILENT = 1.0
-"""Seconds without news of copies after which the controller may be away."""
-_RATHER_WAITED = FALLBACKS | {"analytic_to_replica", "analytic_to_primary"}
-"""Reasons of routes that are second best: a copy may be a moment away from holding what the read has to see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +93,6 @@ class Worker:
     ) -> None:
         self.config: Config = setup.config
         self.snapshot: Snapshot = setup.snapshot
-        self.freshness = Freshness()
-        self._heard = 0.0
-        """When the controller last told it."""
-        self._doubts: dict[str, int] = {}
-        """When copies may have gone back (boot_ns), as far as this worker saw it."""
         self.instance = setup.instance
         self.index = index
         self.workers = setup.workers
@@ -135,10 +105,9 @@ class Worker:
         self._console = setup.console
         self._datagrams = setup.datagrams
         self._board = Board(setup.board, index) if setup.board else None
-        self._need_asked = 0.0
-        self._needed_ns = 0
-        self._fallbacks = Fallbacks()
+        self.consistency = Consistency(self, self._board)
         self._balancer = Balancer()
+        self.routes = Routes(self, self._balancer)
         self.states = States()
         self.trust = Trust()
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
@@ -228,9 +197,8 @@ class Worker:
             case Publish(snapshot):
                 self._publish(snapshot)
             case Fresh(freshness):
-                self._heard = self.clock.now()
-                self.freshness = doubted(freshness, self._doubts) if self._doubts else freshness
-                self.router.refresh(self.freshness)
+                self.consistency.told(freshness)
+                self.router.refresh(self.consistency.freshness)
                 self._release_held()
             case KnownCatalogue(database, read_ns, catalogue):
                 self.catalogues.learn(database, read_ns, catalogue)
@@ -278,7 +246,7 @@ class Worker:
             zones={name: node.zone for name, node in config.nodes.items()},
             zone=config.routing.zone,
         )
-        router.refresh(self.freshness)
+        router.refresh(self.consistency.freshness)
         return router
 
     def _move_waiters(self, pool: ServerPool) -> None:
@@ -291,6 +259,15 @@ class Worker:
         for waiter in list(pool.state.waiting):
             pool.leave(waiter)
             waiter.leave_for_another()
+
+    def copy_doubted(self, node: str) -> None:
+        """What a copy holds isn't known any more: who waits there is routed again."""
+        self.router.refresh(self.consistency.freshness)
+        for client in list(self.clients.values()):
+            pool = client.waiting_in
+            if pool is not None and pool.node == node:
+                pool.leave(client)
+                client.leave_for_another()
 
     def _reconfigure(self, config: Config) -> None:
         self.config = config
@@ -549,45 +526,6 @@ class Worker:
 
     # ------------------------------------------------------------------ routing
 
-    def key_slot(self, client: Client, key: str) -> int:
-        """The board's slot of a consistency key; -1 where there is no board, or others share the fleet: what they
-        write is not on it."""
-        if self._board is None or self.config.routing.instances > 1:
-            return -1
-        return slot_of(f"{client.settings.dbname}\0{key}")
-
-    def wrote(self, slot: int) -> None:
-        """A unit that may have written has ended; `slot` is its user's. To be said before its client can know, who may
-        connect again."""
-        if self._board is not None:
-            self._board.note(slot, self.clock.boot_ns())
-
-    def begun_with(self, database: str, user: str) -> int:
-        """What a new session has to see, as a moment: what sessions of the same user wrote before. It may be one that
-        has connected again."""
-        return self._board.latest(user_slot(database, user)) if self._board is not None else 0
-
-    def answers(self, server: Server, owed: Owed) -> None:
-        """Some of the answer to a unit under a consistency key has come. To be said before its client can know,
-        whose next read may go through another worker."""
-        board = self._board
-        if board is None:
-            return
-        now = self.clock.boot_ns()
-        if owed.wrote:
-            board.note(owed.key, now)
-        node = "" if server.pool.is_primary() else server.pool.node
-        copy = self.freshness.copies.get(node)
-        board.note_read(owed.key, now, self.router.tags.get(node, 0), copy.fresh_ns if copy is not None else 0)
-
-    def token_text(self, token: Token, mark_ns: int) -> str:
-        """What has been written and seen with this token, and before this moment, for another session to go by; ""
-        while it isn't known."""
-        freshness = self.freshness
-        if freshness.sampled_ns <= max(token.wrote_ns, token.seen_ns, mark_ns):
-            return ""
-        return token_text(freshness.timeline, max(token.lsn, freshness.sampled_lsn))
-
     def note_decision(self, client: Client, decision: Decision, hints: Hints | None) -> None:
         """Count what rules did, and what was asked for in vain."""
         counters = self.counters
@@ -599,51 +537,6 @@ class Worker:
         if ignored:
             counters.hints_ignored += 1
             client.tell_ignored(ignored)
-
-    def _token(self, client: Client, level: str, mark: int, slot: int) -> Token:
-        """What a read of this client has to see; `slot` of the consistency key."""
-        if level == "session":
-            return client.token
-        if level == "key":
-            if slot >= 0 and self._board is not None:
-                return client.token.with_others(self._board.latest(slot), self._board.reads(slot))
-            return client.token.with_others(mark, [])
-        if level == "global":
-            return client.token.with_others(mark, [])
-        return client.token.of_writes() if level == OWN_WRITES else ANY
-
-    def doubt(self, node: str) -> None:
-        """A copy has broken a connection: it may have been restarted, and go on before where it was. The controller
-        sees that too, but it may be away."""
-        if node not in self.freshness.copies:
-            return
-        self._doubts = {name: ns for name, ns in self._doubts.items() if name in self.snapshot.nodes}
-        self._doubts[node] = self.clock.boot_ns()
-        self.freshness = doubted(self.freshness, self._doubts)
-        self.router.refresh(self.freshness)
-        for client in list(self.clients.values()):
-            pool = client.waiting_in
-            if pool is not None and pool.node == node:
-                pool.leave(client)
-                client.leave_for_another()
-
-    def first_seen(self, node: str) -> None:
-        """This worker has a connection to a node again. Without one it would not have seen that restarted, nor been
-        told if the controller was away."""
-        silent = self.clock.now() - self._heard
-        if silent > max(SILENT, 3 * self.config.health.sample_interval):
-            self.doubt(node)
-
-    def need_freshness(self, moment_ns: int, *, waits: bool = False) -> None:
-        """Reads are to go to copies that hold what was committed before this moment; the controller looks faster
-        while it is asked. Those that don't wait for it yet are told of now and then only."""
-        if moment_ns <= self._needed_ns:
-            return
-        now = self.clock.now()
-        if waits or now - self._need_asked >= NEED_INTERVAL:
-            self._need_asked = now
-            self._needed_ns = moment_ns
-            self.send(NeedFreshness(moment_ns, waits))
 
     def primary_pool(self, client: Client) -> ServerPool | None:
         """The client's pool on the primary."""
@@ -657,192 +550,6 @@ class Worker:
             if pool is not None and pool.welcomes:
                 return pool
         return None
-
-    def route_plain(self, client: Client, classification: Classification) -> Route | None:
-        """The route of a plain unit that needs no wait of any kind; else None."""
-        cls = classification.cls
-        if cls is Class.ANALYTIC:
-            return None
-        level = client.level
-        if level == "global" or (level == "key" and client.key_slot < 0):
-            return None
-        reads = cls is Class.READ
-        settings = client.settings
-        known = not reads or client.binding is None or self.catalogues.believed(client.binding)
-        strong = "strong" if level == "strong" else ""
-        wanted = reason = writer = ""
-        tie = client.tie
-        if tie is not None:
-            copies = reads and settings.split and known and not strong
-            if self.services.place(tie, level, copies=copies, able=False) or tie.error is not None:
-                return None
-            wanted, reason, writer = tie.node, tie.reason, tie.writer
-            strong = strong or tie.strong
-        try:
-            route = self.router.route(
-                cls,
-                split=settings.split,
-                known=known,
-                strong=strong,
-                token=self._token(client, level, 0, client.key_slot) if reads else ANY,
-                columnar_able=False,
-                load=client.load_of,
-                node=wanted,
-                node_reason=reason,
-                writer=writer,
-            )
-        except NoNode:
-            return None
-        if reads and (route.reason in FALLBACKS or self._is_stuck(client, route, wanted)):
-            return None
-        self._count_read(reads, False)
-        self.counters.routed(route.node, route.reason)
-        return route
-
-    def would_route(self, client: Client, unit: Unit) -> Route | Hold | None:
-        """What `route_unit` would say now; nothing is asked for, counted or remembered."""
-        turn, spread = self._balancer.turn, (client.spread_ns, client.spread_after_ns)
-        try:
-            return self.route_unit(client, unit, dry=True)
-        finally:
-            self._balancer.turn = turn
-            client.spread_ns, client.spread_after_ns = spread
-
-    def has_to_see(self, client: Client, policy: Policy, level: str, mark: int) -> Token:
-        """What a read of this client has to see at a consistency level, if it came at the moment `mark` (boot_ns)."""
-        slot = self.key_slot(client, policy.key) if policy.key else client.key_slot
-        return self._token(client, level, mark, slot)
-
-    def route_unit(self, client: Client, unit: Unit, *, dry: bool = False) -> Route | Hold | None:
-        """The route of a unit; None when something is being found out first (the client is told).
-
-        Raises NoNode when nothing may serve it. `dry` is for `would_route`.
-        """
-        able = False
-        settings = client.settings
-        # What moves a transaction to the primary goes there whatever is asked for.
-        policy = DEFAULT if unit.begins or unit.policy is None else unit.policy
-        cls = policy.routed_as(unit.cls)
-        if cls is Class.ANALYTIC and settings.split and self.snapshot.has_columnar:
-            known = self.capabilities.able(client, unit, dry=dry)
-            if known is None and not dry:
-                return None
-            able = known is not False
-        greets = unit.kind is Kind.WELCOME and not self.snapshot.primary
-        if greets:
-            # Any node can tell whether the client's settings are right, and no name is read.
-            cls = Class.READ
-        if unit.reads_wishes and not unit.waited:
-            unit.mark = unit.mark or self.clock.boot_ns()
-            if not self.token_text(client.token, unit.mark):
-                if not dry:
-                    self.need_freshness(unit.mark, waits=True)
-                return Hold("token_unknown", TOKEN_WAIT)
-        reads = cls is Class.READ or cls is Class.ANALYTIC
-        level = policy.consistency or (client.analytic_level if able else client.level)
-        token = ANY
-        if reads and not greets:
-            if not unit.mark:
-                unit.mark = self.clock.boot_ns()
-            token = self.has_to_see(client, policy, level, unit.mark)
-            if unit.floor_ns:
-                # Within one transaction nothing goes back, at `eventual` neither.
-                token = (client.token if token is ANY else token).with_floor(unit.floor_ns)
-        route: Route | None = None
-        error: NoNode | None = None
-        known = greets or not reads or client.binding is None or self.catalogues.believed(client.binding, dry=dry)
-        strong = _primary_for(policy, level)
-        wanted = reason = writer = ""
-        tie = client.tie
-        if tie is not None and dry:
-            wanted, reason, writer = tie.node, tie.reason, tie.writer
-            strong = strong or tie.strong
-        elif tie is not None and not greets:
-            copies = reads and settings.split and known and not strong
-            until = self.services.place(tie, level, copies=copies, able=able, named=bool(policy.node))
-            if tie.error is not None:
-                moved, tie.error = tie.error, None
-                raise moved
-            if until and not unit.waited:
-                return Hold("affinity_wait", until - (unit.since or self.clock.now()) + MARGIN)
-            wanted, reason, writer = tie.node, tie.reason, tie.writer
-            strong = strong or tie.strong
-        try:
-            route = self.router.route(
-                cls,
-                split=settings.split,
-                known=known,
-                strong="" if greets else strong,
-                token=token,
-                columnar_able=able,
-                load=client.load_of,
-                node=policy.node or wanted,
-                node_reason=policy.reason if policy.node else reason,
-                writer=writer,
-            )
-        except NoNode as refusal:
-            error = refusal
-        missed = bool(policy.node) and not strong and route is not None and self.router.misses(policy.node, route)
-        if token is not ANY and not unit.waited and (route is None or missed or route.reason in _RATHER_WAITED):
-            furthest = self.router.could_wait(cls, able)
-            if route is not None and not furthest:
-                seconds = 0.0
-            elif missed:
-                seconds = MOVE_WAIT
-            else:
-                wait = self.config.routing.causal_wait
-                begins = unit.floor_ns > 0
-                seconds = patience(token, level, wait, self.clock.boot_ns(), furthest, client.vain_ns, begins)
-            if seconds:
-                if not dry:
-                    self.need_freshness(max(token.wrote_ns, token.seen_ns), waits=True)
-                return Hold("catching_up", seconds)
-        if route is None:
-            assert error is not None
-            raise error
-        if route.reason == "read" and token is not ANY and self._is_stuck(client, route, wanted):
-            if not unit.waited:
-                if not dry:
-                    if not unit.since:
-                        client.spread_after_ns = min(SPREAD_LAST_NS, client.spread_after_ns * 2)
-                    self.need_freshness(token.seen_ns, waits=True)
-                return Hold("spreading", SPREAD_WAIT)
-            client.spread_ns = token.seen_ns
-        if unit.waited and route.reason in _RATHER_WAITED:
-            client.vain_ns = self.clock.boot_ns()
-        fell = reads and route.reason in FALLBACKS and self.router.has_replicas
-        if fell and policy.stale and not unit.floor_ns and (old := self.router.stale(client.load_of)) is not None:
-            if not dry:
-                self.counters.stale_reads += 1
-            route, fell = old, False
-        if not self._count_read(reads, fell, dry):
-            return Hold("fallback_share")
-        if not dry:
-            self.counters.routed(route.node, route.reason)
-        return route
-
-    def _is_stuck(self, client: Client, route: Route, wanted: str) -> bool:
-        """Whether a session has read from one copy for long because others are not known to hold what it saw there.
-        One that keeps to a copy (`wanted`) is stuck only while it is kept from that."""
-        token = client.token
-        if not (self.router.misses(wanted, route) if wanted else self.router.sticks(token)):
-            if token.seen_ns - client.spread_ns > SPREAD_AGAIN_NS:
-                client.spread_after_ns = SPREAD_FIRST_NS
-            client.spread_ns = token.seen_ns
-            return False
-        if token.seen_ns - client.spread_ns <= client.spread_after_ns:
-            return False
-        if wanted or client.spread_after_ns < SPREAD_LAST_NS:
-            return True
-        crowded = self.router.is_crowded(token.seen_node, client.load_of)
-        if not crowded:
-            client.spread_ns = token.seen_ns  # looked at again when as much time has passed
-        return crowded
-
-    def _count_read(self, reads: bool, fell: bool, dry: bool = False) -> bool:
-        """Whether a read may go where it is to go (`routing.fallback_share`)."""
-        share = self.config.routing.fallback_share
-        return share >= 100 or not reads or self._fallbacks.allows(fell, share, self.clock.now(), dry=dry)
 
     def count(self, cls: Class) -> None:
         """A unit of this class is sent."""
@@ -903,13 +610,6 @@ class Worker:
                     client.waited()
                 else:
                     client.refused(error)
-
-
-def _primary_for(policy: Policy, level: str) -> str:
-    """The reason why a read is to be on the primary; "" if there is none."""
-    if policy.route == "primary":
-        return policy.reason
-    return "strong" if level == "strong" else ""
 
 
 def _generations(snapshot: Snapshot) -> dict[str, int]:

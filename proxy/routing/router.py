@@ -6,7 +6,7 @@ Decided once per unit, and again after each wait. The reason codes are what cons
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from zlib import crc32
 
 from ..errors import NoNode
@@ -125,7 +125,7 @@ class Router:
         known: bool,
         strong: str,
         token: Token,
-        columnar_able: bool,
+        columnar: Collection[str],
         load: Load,
         node: str = "",
         node_reason: str = "",
@@ -135,8 +135,8 @@ class Router:
 
         `split`: whether reads may leave the primary at all. `known`: whether what names mean in the database
         is known as of now. `strong`: the reason why it is to be read on the primary; "" is none. `token`: what it has
-        to see at least. `columnar_able`: the statement's result has PostgreSQL's types on a columnar node; one that
-        has not is an ordinary read. `load` counts servers at work on a node. `node`: the one that is asked for; it
+        to see at least. `columnar`: the columnar nodes that answer it as PostgreSQL does; what none of them does is an
+        ordinary read. `load` counts servers at work on a node. `node`: the one that is asked for; it
         gets what it can serve, and others the rest. `writer`: who is written to in place of the primary. Raises NoNode
         when nothing may serve it.
         """
@@ -149,10 +149,10 @@ class Router:
             return self._to_primary("catalogue_unread", Class.WRITE, load, writer)
         if strong:
             return self._to_primary(strong, Class.WRITE, load, writer)  # no copy will do, whatever happens
-        if node and (route := self._asked_for(node, node_reason, token, columnar_able)) is not None:
+        if node and (route := self._asked_for(node, node_reason, token, columnar)) is not None:
             return route
-        if cls is Class.ANALYTIC and columnar_able and snapshot.has_columnar:
-            chosen = self._pick(self.columnar, token, load)
+        if cls is Class.ANALYTIC and snapshot.has_columnar:
+            chosen = self._pick(self.columnar, token, load, columnar)
             if chosen:
                 return self._route(chosen, "analytic")
             chosen = self._pick(self.replicas, token, load)
@@ -171,12 +171,12 @@ class Router:
             return self._to_primary("no_replica", cls, load, writer)
         return self._to_primary("after_write" if self.replicas.serving else "lagging", cls, load, writer)
 
-    def _asked_for(self, node: str, reason: str, token: Token, columnar_able: bool) -> Route | None:
+    def _asked_for(self, node: str, reason: str, token: Token, columnar: Collection[str]) -> Route | None:
         """The node that hint or rule ask for, if it can serve a read now."""
         if node == self.snapshot.primary:
             return self._route(node, reason)
         copies = self.replicas if node in self.replicas.serving else self.columnar
-        if node not in copies.serving or (copies is self.columnar and not columnar_able):
+        if node not in copies.serving or (copies is self.columnar and node not in columnar):
             return None
         return self._route(node, reason) if token.held_by(node, self.tags.get(node, 0), copies.states[node]) else None
 
@@ -201,15 +201,17 @@ class Router:
         states = self.replicas.states
         return self._route(max(names, key=lambda n: (states.get(n, _UNKNOWN).lsn, -load(n))), "stale")
 
-    def could_wait(self, cls: Class, columnar_able: bool) -> int:
+    def could_wait(self, cls: Class, columnar: Collection[str]) -> int:
         """What the copy that is furthest holds (boot_ns), of those that might serve such a unit; 0 if none might."""
-        if cls is Class.ANALYTIC and columnar_able and self.columnar.serving:
-            return self.columnar.furthest
+        if cls is Class.ANALYTIC and (able := [node for node in self.columnar.serving if node in columnar]):
+            return max(self.columnar.states[node].fresh_ns for node in able)
         return self.replicas.furthest
 
-    def _pick(self, copies: _Copies, token: Token, load: Load) -> str:
-        """A copy that holds what the token asks for; "" if none does."""
+    def _pick(self, copies: _Copies, token: Token, load: Load, among: Collection[str] | None = None) -> str:
+        """A copy that holds what the token asks for, be it one of `among`; "" if none does."""
         nodes: Sequence[str] = copies.serving
+        if among is not None:
+            nodes = [node for node in nodes if node in among]
         if not nodes:
             return ""
         if token is not ANY and (

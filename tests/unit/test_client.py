@@ -16,9 +16,10 @@ import pytest
 from proxy.config.schema import Config
 from proxy.dataplane.authenticate import LoggedIn
 from proxy.dataplane.client import Client
+from proxy.dataplane.consistency import SILENT
 from proxy.dataplane.server import Server
 from proxy.dataplane.waiter import Borrower
-from proxy.dataplane.worker import SILENT, Worker
+from proxy.dataplane.worker import Worker
 from proxy.errors import NoServer
 from proxy.ipc import board
 from proxy.ipc.board import Board
@@ -300,17 +301,20 @@ async def test_a_copy_that_breaks_a_connection_is_doubted(pair: Pair, how: str) 
     else:
         pair.clock.advance(SILENT)
         if how == "new and told":
-            worker.handle(Fresh(worker.freshness))
-        worker.first_seen("primary")
+            worker.handle(Fresh(worker.consistency.freshness))
+        worker.consistency.first_seen("primary")
     now = pair.clock.boot_ns()
     doubted = (copy.fresh_ns, 0) if how == "new and told" else (0, now)
-    assert (worker.freshness.copies["primary"].fresh_ns, worker.freshness.copies["primary"].since_ns) == doubted
-    assert worker.freshness.copies["other"] == copy
+    assert (
+        worker.consistency.freshness.copies["primary"].fresh_ns,
+        worker.consistency.freshness.copies["primary"].since_ns,
+    ) == doubted
+    assert worker.consistency.freshness.copies["other"] == copy
     # What was under way is no better; what was read since is.
     worker.handle(Fresh(Freshness(copies={"primary": copy})))
-    assert worker.freshness.copies["primary"].fresh_ns == doubted[0]
+    assert worker.consistency.freshness.copies["primary"].fresh_ns == doubted[0]
     worker.handle(Fresh(Freshness(copies={"primary": Copy(fresh_ns=now + 1, lsn=1, weight=100)})))
-    assert worker.freshness.copies["primary"].fresh_ns == now + 1
+    assert worker.consistency.freshness.copies["primary"].fresh_ns == now + 1
 
 
 async def test_who_waits_at_a_copy_that_is_doubted_is_routed_again(pair: Pair) -> None:
@@ -320,7 +324,7 @@ async def test_who_waits_at_a_copy_that_is_doubted_is_routed_again(pair: Pair) -
     assert other.waiting_in is pair.pool
     pair.worker.handle(Fresh(Freshness(copies={"primary": Copy(weight=100)})))
     waits = pair.pool.counters.waits
-    pair.worker.doubt("primary")
+    pair.worker.consistency.doubt("primary")
     assert pair.pool.counters.waits == waits + 1  # once more here: there is no other
     assert other.waiting_in is pair.pool
 

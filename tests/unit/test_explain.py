@@ -335,12 +335,12 @@ async def test_nothing_is_changed(ages: tuple[int, int]) -> None:
     def state() -> list[Any]:
         return [
             (token.wrote_ns, token.seen_ns, token.seen_node, token.lsn),
-            client.spread_ns,
+            client.roaming.spread_ns,
             client.units,
             worker._balancer.turn,
-            worker._fallbacks._reads,
+            worker.routes._fallbacks._reads,
             {**worker.counters.as_dict()},
-            worker._needed_ns,
+            worker.consistency._needed_ns,
             list(worker.pools.all),
             fixture.sent,
         ]

@@ -72,6 +72,8 @@ def ask(
     if copies is None:
         copies = held(dict.fromkeys(snapshot.replicas, replicas) | dict.fromkeys(snapshot.columnar, columnar))
     router.refresh(Freshness(epoch=1, copies=copies))
+    if cls is Class.ANALYTIC and not able:
+        cls = Class.READ
     try:
         route = router.route(
             cls,
@@ -79,7 +81,7 @@ def ask(
             known=known,
             strong=strong,
             token=token or Token(wrote_ns=written),
-            columnar_able=able,
+            columnar=snapshot.columnar if able else (),
             load=load,
         )
     except NoNode:
@@ -186,7 +188,7 @@ def test_a_node_that_is_asked_for() -> None:
             known=True,
             strong="",
             token=token,
-            columnar_able=able,
+            columnar=nodes.snapshot.columnar if able else (),
             load=lambda name: 0,
             node=node,
             node_reason="hint",

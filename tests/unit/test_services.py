@@ -104,13 +104,13 @@ class Plane:
 
     def goes(self, client: Client, what: Any = READ, *, waited: bool = False, policy: Policy | None = None) -> str:
         """`node reason`, or `wait` with its seconds, or the SQLSTATE; the short way and the general way agree."""
-        plain = self.worker.route_plain(client, what)
+        plain = self.worker.routes.plain(client, what)
         unit = Unit(Kind.QUERY, b"")
         unit.join(what)
         unit.waited = waited
         unit.policy = policy
         try:
-            route = self.worker.route_unit(client, unit)
+            route = self.worker.routes.of(client, unit)
         except Moved as error:
             assert plain is None
             return error.sqlstate
@@ -186,7 +186,7 @@ async def test_a_wait_is_measured_from_its_start():
     unit.join(READ)
     unit.since = plane.clock.now()
     plane.clock.advance(2)
-    hold = plane.worker.route_unit(client, unit)
+    hold = plane.worker.routes.of(client, unit)
     assert isinstance(hold, Hold)
     assert hold.seconds == pytest.approx(3, abs=0.1)
 
@@ -210,13 +210,13 @@ async def test_a_node_that_does_not_hold_what_was_seen_is_skipped_for_that_read(
     assert plane.goes(client) == "r affinity"
     # Another copy holds it: the read goes there, and in a while waits for its own.
     client.token.seen_ns, client.token.seen_node = plane.clock.boot_ns(), "t"
-    client.spread_ns = client.token.seen_ns
+    client.roaming.spread_ns = client.token.seen_ns
     assert plane.goes(client) == "t read"
     client.token.seen_ns += SECOND
     assert plane.goes(client) == "spreading"
     assert plane.goes(client, waited=True) == "t read"
     # On its own node it waits for nobody, however long it has been there.
-    client.token.seen_node, client.spread_ns = "r", 0
+    client.token.seen_node, client.roaming.spread_ns = "r", 0
     assert plane.goes(client) == "r affinity"
 
 
