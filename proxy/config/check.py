@@ -18,6 +18,7 @@ from .schema import Config, Node, Rule
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 """Of a node or rule: it stands in metrics, log lines and keys of permits."""
 _SHAPE = re.compile(r"[0-9a-f]{16}")
+_DEFAULTS = Node(host="")
 MAX_KEY = 256
 """Bytes of a consistency key."""
 _CONDITIONS = ("database", "user", "application_name", "table", "shape", "pattern")
@@ -103,6 +104,9 @@ def _nodes(config: Config) -> Iterator[Finding]:
         if not _NAME.fullmatch(name):
             yield Finding(("nodes", name), "expected a name of up to 63 letters, digits, `_`, `-` and `.`")
         yield from _address(name, node)
+        for setting in ("dialect", "lacks", "tables", "protocol"):
+            if node.role != "columnar" and getattr(node, setting) != getattr(_DEFAULTS, setting):
+                yield Finding(("nodes", name, setting), 'only for a node with `role` "columnar"')
         other = seen.setdefault((node.host, node.port), name)
         if other != name:
             yield Finding(("nodes", name, "host"), f"the same server as `{other}` ({node.host}, port {node.port})")

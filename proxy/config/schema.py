@@ -140,6 +140,16 @@ class Node(Section, frozen=True):
     """Instead of the limit in `[lag]` beyond which it gets no reads."""
     lag_in: Seconds | None = None
     """Instead of the limit in `[lag]` below which it comes back."""
+    dialect: Literal["any", "postgres", "duckdb", "redshift", "clickhouse", "materialize", "risingwave"] = "any"
+    """The SQL of a columnar node. `any` gets only what all of them understand alike, as it is written; `postgres` is
+    PostgreSQL itself and gets everything; for the others the same as for `any` is transpiled, with casts where a result
+    column would have another type."""
+    lacks: Names = ()
+    """Functions and operators that a columnar node lacks, beyond what its dialect tells."""
+    tables: Names = ()
+    """Tables that a columnar node has, as `table` or `schema.table`, with `*`; empty is all."""
+    protocol: Literal["extended", "simple"] = "extended"
+    """`simple` for a columnar node that doesn't speak the extended query protocol: it gets no parameters."""
 
 
 class PoolSettings(Section, frozen=True):

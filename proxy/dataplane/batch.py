@@ -10,6 +10,7 @@ stays *open*: what follows until Sync streams to the same server.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import ProtocolViolation
@@ -154,6 +155,7 @@ class Batches:
                     if known is None:
                         client.join(unit, EMPTY, b"")
                     else:
+                        known = known.origin or known
                         client.join(unit, known.classification, known.sql, known.split)
                         unit.bound_text = known.sql, known.oids
             elif op.kind == frontend.CLOSE:
@@ -203,7 +205,10 @@ class Batches:
         client = self._client
         statements = client.worker.statements
         quiet = _is_quiet(server)
-        return Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet)
+        translate = None
+        if client.worker.is_columnar(server.pool.node):
+            translate = partial(client.worker.capabilities.translated, client, server.pool.node)
+        return Compiler(client.names, server.statements, statements, client.meaning(), client.apart(), quiet, translate)
 
     def query(self, server: Server, unit: Unit, owed: Owed) -> bytes:
         """The message to send for a Query that runs a statement made by Parse. b"" where that has to be put on

@@ -1,131 +1,325 @@
-"""Whether an analytic statement's result has PostgreSQL's types on the columnar nodes.
+"""Which columnar nodes answer an analytic statement as PostgreSQL does, and what they are sent for it.
 
-Clients decode by the types that they were told, so a statement goes to a columnar node only where its
-parameters and result columns are described alike there and on the primary. Found out once per text,
-by Parse and Describe on both, while the statement waits; the answer is kept (bounded, for a time:
-tables change). One that fails there is not sent there for that time. Called by `routes` and `rerun`.
+Clients decode by the types that they were told, so a statement goes to a columnar node only where its parameters and
+result columns are described there as they are on the primary. That is found out once per text and session's settings,
+by Parse and Describe, while the statement waits. A columnar node often can't infer the types of parameters: it is given
+those of the primary. One that takes another dialect gets the statement transpiled, with casts where its own types
+differ.
+
+Owns what was found out, per node: bounded, for a time, and forgotten when a node comes into service anew. What may be
+asked of a node at all is `routing.columnar`. Called by `routes`, `rerun` and `batch`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ..errors import TridentError
+from ..errors import NoServer, TridentError
+from ..routing.bind import shape_of
+from ..routing.columnar import DOUBTFUL, KNOWN, Engine, lesson
+from ..session import rules
+from ..session.prepared import Statement
+from ..sql.transpile import Column, fixes, transpiled
+from ..topology.model import Role
 from ..wire import build, parse
 from .server import Owed, Server
+from .unit import Unit
 from .waiter import Borrower
 
 if TYPE_CHECKING:
     from .client import Client
-    from .unit import Unit
     from .worker import Worker
 
-MAX_KNOWN = 2_000
-KEPT = 300.0
-"""Seconds that an answer holds."""
+MAX_KNOWN = 5_000
 DEADLINE = 2.0
-"""Seconds for both descriptions; a statement that could not be described is no analytic one."""
+"""Seconds for all descriptions of a statement; what could not be described in time isn't sent there."""
 FIRST_USER_OID = 16384
+
+Text = tuple[str, bytes, bytes]
+"""What a statement is: what else decides its meaning (`Client.meaning`), text, parameter types."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A statement as a columnar node gets it."""
+
+    sql: bytes
+    oids: bytes
+    """Parameter types as in Parse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A statement's parameter types, as in Parse, and its result columns."""
+
+    oids: bytes
+    columns: tuple[Column, ...]
+
+
+class Refused(TridentError):
+    """A node can't describe a statement."""
+
+
+class Lasting(Generic[Key, Value]):
+    """Answers that hold for a time; the one that was not used for longest goes first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Key, tuple[float, Value]] = OrderedDict()
+
+    def get(self, key: Key, now: float) -> tuple[float, Value] | None:
+        """(until when it holds, the answer); None if there is none any more."""
+        kept = self._kept.get(key)
+        if kept is None or kept[0] <= now:
+            return None
+        self._kept.move_to_end(key)
+        return kept
+
+    def put(self, key: Key, value: Value, until: float) -> None:
+        while len(self._kept) >= self._most:
+            self._kept.popitem(last=False)
+        self._kept[key] = (until, value)
+
+    def forget(self, keys: Collection[Key]) -> None:
+        for key in keys:
+            del self._kept[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._kept)
 
 
 class Capabilities:
-    """Answers by text, and the questions under way."""
+    """Of one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._known: OrderedDict[tuple[str, str, bytes, bytes], tuple[float, bool]] = OrderedDict()
-        self._asking: dict[tuple[str, str, bytes, bytes], list[Client]] = {}
+        self._engines: dict[str, Engine] = {}
+        self._forms: Lasting[tuple[str, Text], Form | None] = Lasting(MAX_KNOWN)
+        self._described: Lasting[Text, Description | None] = Lasting(MAX_KNOWN)
+        self._lacking: Lasting[tuple[str, str, str], bool] = Lasting(MAX_KNOWN)
+        """By node, database and shape."""
+        self._asking: dict[Text, list[Client]] = {}
+        self.reconfigured()
 
-    def able(self, client: Client, unit: Unit, *, dry: bool = False) -> bool | None:
-        """Whether a columnar node may answer; None while it is being found out, after which the
-        client is released. `dry`: None where it would have to be found out."""
-        text = unit.single_text()
-        if text is None or unit.classified[0].fragile:
-            return False
-        if not self._worker.snapshot.columnar:
-            # Nobody to ask; what was learned still tells analytics from ordinary reads.
-            kept = self._known.get((client.settings.dbname, client.settings.user, *text))
-            return kept[1] if kept is not None else True
-        key = (client.settings.dbname, client.settings.user, *text)
-        kept = self._known.get(key)
-        if kept is not None and kept[0] > self._worker.clock.now():
-            self._known.move_to_end(key)
-            return kept[1]
-        if dry:
-            return None
-        waiting = self._asking.get(key)
+    def reconfigured(self) -> None:
+        """The configuration says something else of nodes."""
+        self._engines = {name: Engine(node) for name, node in self._worker.config.nodes.items()}
+        self.came(self._engines)
+
+    def came(self, nodes: Collection[str]) -> None:
+        """Nodes have come into service: they may be others than before."""
+        self._forms.forget([key for key in self._forms if key[0] in nodes])
+        self._lacking.forget([key for key in self._lacking if key[0] in nodes])
+
+    # ---- what routing asks
+
+    def able(self, client: Client, unit: Unit, *, dry: bool = False) -> Collection[str] | None:
+        """The columnar nodes that can answer; of those out of service the ones that may be able. None while it is being
+        found out, after which the client is released; `dry`: it isn't, and those that aren't known are among them."""
+        single = unit.single_text()
+        if single is None:
+            return ()
+        text = (client.meaning(), *single)
+        able, unknown = self._known(client, unit, text)
+        if not unknown or dry:
+            return able + unknown
+        waiting = self._asking.get(text)
         if waiting is None:
-            self._asking[key] = [client]
-            self._worker.spawn(self._find_out(key, client), "capability")
+            self._asking[text] = [client]
+            self._worker.spawn(self._find_out(text, client, unknown), "capability")
         else:
             waiting.append(client)
         return None
 
-    def unable(self, client: Client, unit: Unit) -> None:
-        """A columnar node has failed at it: it is not asked for some time."""
-        text = unit.single_text()
-        if text is not None:
-            self._learn((client.settings.dbname, client.settings.user, *text), False)
+    def missing(self, client: Client, unit: Unit, node: str) -> str:
+        """Why a columnar node isn't asked, as far as that is known; "" if it would be."""
+        single = unit.single_text()
+        engine = self._engines.get(node)
+        if single is None or engine is None:
+            return "it is no single statement"
+        able, unknown = self._known(client, unit, (client.meaning(), *single))
+        if node in able or node in unknown:
+            return ""
+        return engine.missing(unit.classified[0]) or "it can't run it, or would answer with other types"
 
-    def _learn(self, key: tuple[str, str, bytes, bytes], answer: bool) -> None:
-        while len(self._known) >= MAX_KNOWN:
-            self._known.popitem(last=False)
-        self._known[key] = (self._worker.clock.now() + KEPT, answer)
+    def _known(self, client: Client, unit: Unit, text: Text) -> tuple[list[str], list[str]]:
+        """(nodes that are known to be able or are not in service, nodes in service of which it isn't known)."""
+        worker = self._worker
+        now = worker.clock.now()
+        shape = shape_of(text[1])
+        able: list[str] = []
+        unknown: list[str] = []
+        for name, view in worker.snapshot.nodes.items():
+            engine = self._engines.get(name)
+            if view.role is not Role.COLUMNAR or engine is None or engine.missing(unit.classified[0]):
+                continue
+            if self._lacking.get((name, client.settings.dbname, shape), now) is not None:
+                continue
+            known = self._forms.get((name, text), now)
+            if known is None:
+                (unknown if name in worker.snapshot.columnar else able).append(name)
+            elif known[1] is not None:
+                able.append(name)
+        return able, unknown
 
-    async def _find_out(self, key: tuple[str, str, bytes, bytes], client: Client) -> None:
-        answer = False
+    def form(self, client: Client, node: str, sql: bytes, oids: bytes) -> Form | None:
+        """How a statement is sent to a columnar node; None where nothing is known of it: as it is."""
+        known = self._forms.get((node, (client.meaning(), sql, oids)), self._worker.clock.now())
+        return known[1] if known is not None else None
+
+    def translated(self, client: Client, node: str, statement: Statement) -> Statement:
+        """A statement as a columnar node gets it."""
+        form = self.form(client, node, statement.sql, statement.oids)
+        if form is None or (form.sql == statement.sql and form.oids == statement.oids):
+            return statement
+        made = self._worker.statements.intern(form.sql, form.oids, statement.context, statement.classification)
+        made.origin = statement
+        return made
+
+    # ---- what is learned
+
+    def unable(self, client: Client, unit: Unit, node: str, sqlstate: str) -> None:
+        """A columnar node has failed at it; what that teaches depends on the error."""
+        single = unit.single_text()
+        if single is not None:
+            self._learn(client, (client.meaning(), *single), node, sqlstate)
+
+    def _learn(self, client: Client, text: Text, node: str, sqlstate: str) -> None:
+        now = self._worker.clock.now()
+        of_shape, seconds = lesson(sqlstate)
+        shape = shape_of(text[1]) if of_shape else ""
+        if shape:
+            self._lacking.put((node, client.settings.dbname, shape), True, now + seconds)
+            self._worker.log.info("columnar_unable", node=node, shape=shape, sqlstate=sqlstate)
+        elif seconds:
+            self._forms.put((node, text), None, now + seconds)
+
+    async def _find_out(self, text: Text, client: Client, nodes: list[str]) -> None:
+        worker = self._worker
         try:
             async with asyncio.timeout(DEADLINE):
-                answer = await self._same_types(client, key[2], key[3])
+                wanted = await self._wanted(client, text)
+                for node in nodes:
+                    form = await self._formed(client, node, text, wanted) if wanted is not None else None
+                    self._forms.put((node, text), form, worker.clock.now() + KNOWN)
         except (TimeoutError, TridentError) as error:
-            self._worker.log.info("analytic_not_described", error=str(error) or "timed out")
+            worker.log.info("analytic_not_described", error=str(error) or "timed out")
         finally:
-            self._learn(key, answer)
-            for waiter in self._asking.pop(key, []):
+            now = worker.clock.now()
+            for node in nodes:
+                if self._forms.get((node, text), now) is None:
+                    self._forms.put((node, text), None, now + DOUBTFUL)
+            for waiter in self._asking.pop(text, []):
                 waiter.released_from_hold()
 
-    async def _same_types(self, client: Client, sql: bytes, oids: bytes) -> bool:
+    async def _wanted(self, client: Client, text: Text) -> Description | None:
+        """What PostgreSQL says of a statement; None if it refuses it, or has types that no other node can have."""
+        now = self._worker.clock.now()
+        known = self._described.get(text, now)
+        if known is not None:
+            return known[1]
         snapshot = self._worker.snapshot
         node = next(iter(snapshot.replicas), snapshot.primary)
-        if not node or not snapshot.columnar:
-            return False
-        theirs = await self._describe(client, node, sql, oids)
-        if theirs is None or any(oid >= FIRST_USER_OID for _, oid in theirs[1]):
-            return False
-        return theirs == await self._describe(client, snapshot.columnar[0], sql, theirs[0])
+        if not node:
+            raise NoServer("no node in service can describe it")
+        wanted: Description | None = None
+        try:
+            wanted = await self._describe(client, node, Form(text[1], text[2]))
+        except Refused:
+            pass
+        if wanted is not None and any(column.oid >= FIRST_USER_OID for column in wanted.columns):
+            wanted = None
+        self._described.put(text, wanted, now + KNOWN)
+        return wanted
 
-    async def _describe(
-        self, client: Client, node: str, sql: bytes, oids: bytes
-    ) -> tuple[bytes, list[tuple[str, int]]] | None:
-        """(parameter types in Parse's own form, result columns), or None if the node refuses."""
+    async def _formed(self, client: Client, node: str, text: Text, wanted: Description) -> Form | None:
+        """How a node gets a statement so that it answers as wanted; None if it can't."""
+        engine = self._engines.get(node)
+        if engine is None or (engine.simple and wanted.oids != b"\0\0"):
+            return None
+        sql: bytes | None = text[1]
+        if engine.transpiles:
+            sql = transpiled(text[1], engine.dialect)
+        if sql is None:
+            return None
+        form = Form(sql, wanted.oids)
+        try:
+            given = await self._describe(client, node, form, simple=engine.simple)
+            if given != wanted and engine.transpiles:
+                needed = fixes(given.columns, wanted.columns)
+                sql = transpiled(text[1], engine.dialect, needed) if needed is not None else None
+                if sql is None:
+                    return None
+                form = Form(sql, wanted.oids)
+                given = await self._describe(client, node, form, simple=engine.simple)
+        except Refused as error:
+            self._learn(client, text, node, error.sqlstate)
+            return None
+        return form if given == wanted else None
+
+    async def _describe(self, client: Client, node: str, form: Form, *, simple: bool = False) -> Description:
+        """What a node says of a statement, under the client's settings. Raises Refused where it can't."""
         pool = self._worker.pools.pool(node, client)
         server = await Borrower().take(pool)
-        done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        owed = Owed(None, extended=True)
+        done: asyncio.Future[Description] = asyncio.get_running_loop().create_future()
+        refused: list[TridentError] = []
+        state = client.state
+        owed = Owed(None, extended=not simple)
         owed.collect = True
 
+        def prepared(server: Server, rows: object, error: dict[str, str] | None) -> None:
+            if error is not None:
+                refused.append(NoServer(f"settings of a client could not be applied: {error.get('M', '')}"))
+            else:
+                server.state = state
+
         def answered(server: Server, rows: object, error: dict[str, str] | None) -> None:
-            if not done.done():
-                done.set_result(None if error else b"".join(owed.collected or ()))
-            pool.settled(server)
+            if error is not None:
+                refused.append(Refused(error.get("M", ""), sqlstate=error.get("C", "XX000")))
+            if server.state is not state:
+                pool.close(server, "settings of a client could not be applied")
+            else:
+                pool.settled(server)
+            if done.done():
+                return  # nobody waits any more
+            if refused:
+                done.set_exception(refused[0])
+            else:
+                done.set_result(_description(b"".join(owed.collected or ())))
 
         owed.then = answered
-        server.statements.unnamed = None
+        sync = rules.sync_sql(server.state.values, state.values)
+        if server.unseen_by is not None:
+            sync = rules.clean_sql(state.values)
         server.unseen_by = None
-        server.send(build.parse(b"", sql, oids) + build.describe(b"S", b"") + build.SYNC, owed)
-        answer = await done
-        if answer is None:
-            return None
-        parameters = b"\0\0"
-        columns: list[tuple[str, int]] = []
-        pos = 0
-        while len(answer) - pos >= 5:
-            end = pos + 1 + int.from_bytes(answer[pos + 1 : pos + 5], "big")
-            if answer[pos] == 0x74:
-                parameters = answer[pos + 5 : end]
-            elif answer[pos] == 0x54:
-                columns = parse.row_types(answer[pos + 5 : end])
-            pos = end
-        return parameters, columns
+        server.statements.unnamed = None
+        if sync:
+            server.ask(sync, prepared)
+        else:
+            server.state = state
+        if simple:
+            server.send(build.query(b"SELECT * FROM (%s\n) AS described LIMIT 0" % form.sql.rstrip(b"; \r\n\t")), owed)
+        else:
+            server.send(build.parse(b"", form.sql, form.oids) + build.describe(b"S", b"") + build.SYNC, owed)
+        return await done
+
+
+def _description(answer: bytes) -> Description:
+    """What is told by the messages of an answer."""
+    oids = b"\0\0"
+    columns: tuple[Column, ...] = ()
+    pos = 0
+    while len(answer) - pos >= 5:
+        end = pos + 1 + int.from_bytes(answer[pos + 1 : pos + 5], "big")
+        if answer[pos] == 0x74:
+            oids = answer[pos + 5 : end]
+        elif answer[pos] == 0x54:
+            columns = tuple(Column(*column) for column in parse.row_types(answer[pos + 5 : end]))
+        pos = end
+    return Description(oids, columns)

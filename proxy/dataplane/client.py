@@ -1118,6 +1118,8 @@ class Client(Sink, Waiter):
         raw = unit.raw
         if unit.kind is Kind.QUERY:
             server.statements.unnamed = self.names.unnamed = None
+            if unit.cls is Class.READ or unit.cls is Class.ANALYTIC:
+                raw = self._translated(server, unit)
             if unit.effects & _NAMES or unit.classified[0].name:
                 raw = self._rename_in_query(server, unit, owed)
                 if not raw:
@@ -1125,6 +1127,15 @@ class Client(Sink, Waiter):
         server.send(raw, owed)
         if self._stream:
             self.barrier = False
+
+    def _translated(self, server: Server, unit: Unit) -> bytes:
+        """A Query as its server gets it."""
+        worker, node = self.worker, server.pool.node
+        if not worker.is_columnar(node):
+            return unit.raw
+        sql = frontend.query_text(unit.raw)
+        form = worker.capabilities.form(self, node, sql, b"\0\0")
+        return unit.raw if form is None or form.sql == sql else build.query(form.sql)
 
     def _note_seen(self, unit: Unit) -> None:
         """Count the texts of a unit by shape."""
@@ -1315,7 +1326,7 @@ class Client(Sink, Waiter):
         if on_copy and not self.rerun.refused(server, owed, sqlstate, fields.get("R", "")):
             return False
         on_columnar = sqlstate != CANCELLED and self.worker.is_columnar(server.pool.node)
-        if on_columnar and not self.rerun.failed_on_columnar(server, owed):
+        if on_columnar and not self.rerun.failed_on_columnar(server, owed, sqlstate):
             return False
         if owed.plain and not owed.extended:
             if first:

@@ -19,6 +19,7 @@ from ..sql.facts import shape, tables
 from ..sql.hints import MARK, Hints
 from ..sql.lexical import route_explained
 from ..sql.model import Class, Classification, Effect
+from ..topology.model import Role
 from ..wire import build, frontend
 from ..wire.codes import FAILED, IDLE
 from .unit import Kind, Unit
@@ -231,7 +232,8 @@ def _session(client: Client, asked: _Asked) -> Rows:
     cls = policy.routed_as(unit.cls)
     reads = cls is Class.READ or cls is Class.ANALYTIC
     not_columnar = _not_columnar(client, unit, cls)
-    level = policy.consistency or (client.level if not_columnar else client.analytic_level)
+    analytic = not all(not_columnar.values())
+    level = policy.consistency or (client.analytic_level if analytic else client.level)
     now_ns = worker.clock.boot_ns()
     token = worker.routes.has_to_see(client, policy, level, unit.mark or now_ns) if reads else ANY
     rows = [("consistency", f"{level} ({_who_says(client, policy)})")]
@@ -254,15 +256,13 @@ def _who_says(client: Client, policy: Policy) -> str:
     return "by setting" if client.asked is not None and (client.asked.consistency or client.asked.key) else "default"
 
 
-def _not_columnar(client: Client, unit: Unit, cls: Class) -> str:
-    """Why no columnar node is asked; "" if they are, or would be once it is known that they can answer."""
+def _not_columnar(client: Client, unit: Unit, cls: Class) -> dict[str, str]:
+    """Why columnar nodes aren't asked, by name; "" if one is, or would be once it is known that it can answer."""
+    worker = client.worker
+    nodes = [name for name, view in worker.snapshot.nodes.items() if view.role is Role.COLUMNAR]
     if cls is not Class.ANALYTIC:
-        return "only for analytics"
-    if not client.settings.split or not client.worker.snapshot.has_columnar:
-        return "not asked"
-    if client.worker.capabilities.able(client, unit, dry=True) is False:
-        return "its answer may have other types there"
-    return ""
+        return dict.fromkeys(nodes, "only for analytics")
+    return {name: worker.capabilities.missing(client, unit, name) for name in nodes}
 
 
 def _primary_only(client: Client, asked: _Asked, cls: Class, level: str) -> str:

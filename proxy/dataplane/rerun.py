@@ -10,7 +10,7 @@ the error stands, as it would without a proxy.
 A standby refuses what writes in a way that could not be seen, what reads an unlogged table, and what stands in the way
 of replay (manual, 27.4.2). A read that stood alone goes to the primary then, if nothing of its answer has been passed
 on; and where the primary does answer it, it is remembered. Whatever error a columnar node gives, but that it was
-cancelled, an analytic statement is an ordinary read for some time then.
+cancelled, an analytic statement is run as an ordinary read then; what the error teaches is `routing.columnar`'s word.
 """
 
 from __future__ import annotations
@@ -90,10 +90,12 @@ class Rerun:
         owed.retry = self._run_on_primary
         return False
 
-    def failed_on_columnar(self, server: Server, owed: Owed) -> bool:
+    def failed_on_columnar(self, server: Server, owed: Owed, sqlstate: str) -> bool:
         """A columnar node can't run it, which says nothing of the statement. Whether the error is passed on."""
-        if self._to_run_elsewhere(server, owed) is None:
+        unit = self._to_run_elsewhere(server, owed)
+        if unit is None:
             return True
+        self._client.worker.capabilities.unable(self._client, unit, server.pool.node, sqlstate)
         owed.retry = self._run_as_read
         return False
 
@@ -137,7 +139,7 @@ class Rerun:
     def _run_as_read(self) -> None:
         unit = self.unit
         if unit is not None:
-            self._client.worker.capabilities.unable(self._client, unit)
+            unit.failed_on_columnar = True
             self._run_elsewhere(unit)
 
     def _run_elsewhere(self, unit: Unit) -> None:

@@ -148,11 +148,11 @@ class Routes:
         cls = policy.routed_as(unit.cls)
         columnar: Collection[str] = ()
         if cls is Class.ANALYTIC and split and worker.snapshot.has_columnar:
-            able = worker.capabilities.able(client, unit, dry=dry)
-            if able is None and not dry:
+            able = () if unit.failed_on_columnar else worker.capabilities.able(client, unit, dry=dry)
+            if able is None:
                 return None
-            columnar = worker.snapshot.columnar if able is not False else ()
-            if able is False:
+            columnar = able
+            if not able:
                 cls = Class.READ
         greets = unit.kind is Kind.WELCOME and not worker.snapshot.primary
         if greets:

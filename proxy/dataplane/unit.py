@@ -58,6 +58,7 @@ class Unit:
         reads_wishes: whether it may read the proxy's own settings, and the server has to be told them first.
         retried: whether it is run for the second time.
         refused: the SQLSTATE with which a standby refused it, where it is run on the primary for that.
+        failed_on_columnar: a columnar node could not run it: it is an ordinary read now.
         begins: whether the BEGIN that is held back goes in front of it.
         floor_ns: a read in such a transaction has to see all that was committed before this moment; 0 is none.
         mark: boot_ns when the unit arrived, where that matters (`global`).
@@ -72,6 +73,7 @@ class Unit:
         "cls",
         "effects",
         "explains",
+        "failed_on_columnar",
         "floor_ns",
         "kind",
         "mark",
@@ -109,6 +111,7 @@ class Unit:
         self.reads_wishes = False
         self.retried = False
         self.refused = ""
+        self.failed_on_columnar = False
         self.unseen = False
         self.untracked = False
         self.begins = False

@@ -220,6 +220,7 @@ class Worker:
         self.snapshot = snapshot
         self.router = self._new_router()
         self.services.published()
+        self.capabilities.came([name for name in snapshot.columnar if name not in before.columnar])
         # While there is none, what the last one said still greets new clients.
         if snapshot.primary not in ("", before.primary):
             self.pools.primary_changed()
@@ -275,6 +276,7 @@ class Worker:
         for client in self.clients.values():
             client.rule()
         self.services.reconfigured()
+        self.capabilities.reconfigured()
         self._acceptor.forget_users()
         self.pools.reconfigured()
         self._publish(self.snapshot)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..topology.model import Role
 from ..topology.snapshot import Copy, NodeView
 from .consistency import ANY, Token
 from .router import Router
@@ -71,11 +70,18 @@ class Candidate:
 
 
 def candidates(
-    router: Router, token: Token, load: Callable[[str], int], now_ns: int, *, primary_only: str, not_columnar: str
+    router: Router,
+    token: Token,
+    load: Callable[[str], int],
+    now_ns: int,
+    *,
+    primary_only: str,
+    not_columnar: Mapping[str, str],
 ) -> list[Candidate]:
     """All nodes, as a statement sees them that has to see `token`.
 
-    `primary_only`: why no copy is asked at all, "" if they are. `not_columnar`: why columnar nodes aren't.
+    `primary_only`: why no copy is asked at all, "" if they are. `not_columnar`: why columnar nodes aren't, by
+    name.
     """
     found = []
     for name, view in router.snapshot.nodes.items():
@@ -88,8 +94,7 @@ def candidates(
             copy = copies.states.get(name) or Copy()
             weight = copies.weights.get(name, 0)
             trouble = primary_only
-            if not trouble and view.role is Role.COLUMNAR:
-                trouble = not_columnar
+            trouble = trouble or not_columnar.get(name, "")
             if not trouble:
                 trouble = _trouble(router, token, name, copy, now_ns)
             if not trouble and not weight:

@@ -31,6 +31,7 @@ from ..sql.cache import TextCache
 from ..sql.facts import SHAPED, shape, tables
 from ..sql.hints import PRIORITIES, Hints
 from ..sql.model import Class, Classification
+from .names import Tables, globs
 
 MAX_CLIENTS = 10_000
 """Kinds of clients (database, user, application name) remembered; with more, all are forgotten."""
@@ -163,7 +164,6 @@ class CompiledRule:
         "move_writes",
         "name",
         "patterns",
-        "qualified",
         "reject",
         "shadow",
         "shapes",
@@ -175,12 +175,11 @@ class CompiledRule:
 
     def __init__(self, name: str, rule: Rule) -> None:
         self.name = name
-        self.database = _globs(rule.database)
-        self.user = _globs(rule.user)
-        self.application_name = _globs(rule.application_name)
+        self.database = globs(rule.database)
+        self.user = globs(rule.user)
+        self.application_name = globs(rule.application_name)
         self.wants_tables = rule.table is not None
-        self.tables = _globs([one for one in rule.table or () if "." not in one])
-        self.qualified = _globs([one for one in rule.table or () if "." in one])
+        self.tables = Tables(rule.table or ())
         self.shapes = frozenset(rule.shape) if rule.shape is not None else None
         self.patterns = [re.compile(one, re.IGNORECASE | re.DOTALL) for one in rule.pattern or ()]
         self.asks = Hints(
@@ -211,20 +210,7 @@ class CompiledRule:
 
     def names(self, used: Iterable[tuple[str, str]]) -> bool:
         """Whether one of these tables is meant."""
-        for schema, name in used:
-            if self.tables is not None and self.tables.fullmatch(name):
-                return True
-            if schema and self.qualified is not None and self.qualified.fullmatch(f"{schema}.{name}"):
-                return True
-        return False
-
-
-def _globs(given: Iterable[str] | None) -> re.Pattern[str] | None:
-    """Of names with `*`; None where anything will do. No name at all fits nothing."""
-    if given is None:
-        return None
-    alternatives = [".*".join(re.escape(part) for part in one.split("*")) for one in given]
-    return re.compile("|".join(alternatives) if alternatives else r"(?!)", re.DOTALL)
+        return any(self.tables.has(schema, name) for schema, name in used)
 
 
 def _matches(condition: re.Pattern[str] | None, value: str) -> bool:

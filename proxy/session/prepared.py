@@ -19,6 +19,7 @@ Pure: bytes and steps out. Called by `dataplane.client`; steps are consumed by `
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import IntEnum
 from weakref import WeakValueDictionary
 
@@ -70,8 +71,8 @@ class Statement:
         columns: the shape of its result, once that was told.
         split: the text without its hint, and the hint; None if it has none.
         context: what else its meaning depends on (`Statements.intern`); elsewhere it is never parsed.
-        origin: for EXECUTE and the like of a name made by Parse: the text as the client knows it; this one has
-            the server's name for `needs`.
+        origin: the text as the client knows it, where this one stands for it on some servers: an EXECUTE and the like
+            of a name made by Parse has the server's name for `needs`; a columnar node has a dialect of its own.
     """
 
     __slots__ = (
@@ -278,6 +279,7 @@ class Compiler:
         "_server",
         "_statements",
         "_texts",
+        "_translate",
         "context",
         "hits",
         "misses",
@@ -294,12 +296,15 @@ class Compiler:
         context: str,
         apart: str,
         quiet: bool,
+        translate: Callable[[Statement], Statement] | None = None,
     ) -> None:
+        """`translate`: the statement that stands for a client's on this server, where that is another one."""
         self._client = client
         self._server = server
         self._statements = statements
         self.context = context
         self._apart = apart
+        self._translate = translate
         self._now = context
         """`context` or `apart`, as the message at hand needs."""
         self.quiet = quiet
@@ -458,9 +463,11 @@ class Compiler:
         """The statement with the name in its text, where there is one, as the server knows it. What it stands
         for is looked up each time, as PostgreSQL does."""
         known = statement.origin or statement
+        if self._translate is not None:
+            return self._translate(known)
         classification = known.classification
         if not classification.name or classification.kind not in _USES or classification.name_span is None:
-            return statement
+            return known
         target = self._renewed(classification.name.encode("utf-8", "surrogateescape"))
         if target is None:
             return statement if statement is known else self._statements.again(known, self._now)

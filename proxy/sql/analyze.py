@@ -11,7 +11,9 @@ with the cube of a row of subscripts, and with the square of other nesting. So a
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 import sqlglot
 from sqlglot import exp
@@ -100,3 +102,45 @@ def prepared(text: str) -> str | None:
         return None
     pieces.append(text[done:])
     return "".join(pieces)
+
+
+class Rewrite(NamedTuple):
+    """What is to be done to a result column: it gets this name and this type of PostgreSQL's; without a name nothing
+    is done, "" as the type leaves that."""
+
+    name: str
+    cast: str
+
+
+def rewritten(text: str, dialect: str, columns: Sequence[Rewrite] = ()) -> str | None:
+    """Return one read in another dialect of sqlglot's, or None if it can't be had as it is meant; never raises.
+
+    A name that is given to a column must occur nowhere else in the statement: what means a table's column there would
+    mean this one in some dialects.
+    """
+    readable = prepared(text) if len(text) <= MAX_TEXT else None
+    if readable is None:
+        return None
+    try:
+        tree = sqlglot.parse_one(readable, read=Postgres)
+        if not isinstance(tree, _ROOTS):
+            return None
+        if any(column.name for column in columns):
+            if not isinstance(tree, exp.Select) or tree.is_star or len(tree.expressions) != len(columns):
+                return None
+            used = {name.name.lower() for name in tree.find_all(exp.Column, exp.TableAlias, exp.Table, exp.Alias)}
+            pairs = list(zip(tree.expressions, columns, strict=True))
+            if any(wanted.name.lower() in used for column, wanted in pairs if wanted.name != column.alias):
+                return None
+            tree.set("expressions", [_remade(column, wanted) if wanted.name else column for column, wanted in pairs])
+        return tree.sql(dialect=dialect, unsupported_level=sqlglot.ErrorLevel.RAISE)
+    except Exception:
+        return None  # as in `opinion`
+
+
+def _remade(column: exp.Expr, wanted: Rewrite) -> exp.Expr:
+    """A result column with another name, and maybe another type."""
+    value = column.this if isinstance(column, exp.Alias) else column
+    if wanted.cast:
+        value = exp.cast(value, exp.DataType.build(wanted.cast, dialect=Postgres))
+    return exp.alias_(value, wanted.name, quoted=True)

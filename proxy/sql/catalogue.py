@@ -77,10 +77,11 @@ def bind(found: Classification, catalogue: Catalogue) -> Classification:
     if uses is None:
         return found
     bound = resolved(found, reason_in(catalogue, uses), is_watched(catalogue, uses))
-    if bound.cls is Class.ANALYTIC and _is_collated(catalogue.collated, uses):
+    analytic = bound.cls is Class.ANALYTIC
+    if (analytic or (bound.cls is Class.READ and not bound.fragile)) and _is_collated(catalogue.collated, uses):
         return Classification(
             Class.READ,
-            "collation",
+            "collation" if analytic else bound.reason,
             effects=bound.effects,
             kind=bound.kind,
             timed=bound.timed,

@@ -97,7 +97,7 @@ class Uses:
         fields: last parts of dotted names: `relation.name` calls a function if there is no such column.
         ctes: names that WITH gives; a relation of such a name may be that, and be nothing of the database.
         written: those of the relations that are changed, by which triggers and the like are run.
-        columns: of an analytic statement the columns that it names; "*" for any, "" for a text of its own.
+        columns: of a read the columns that it names; "*" for any, "" for a text of its own.
         orders: whether it compares or sorts them, or does what else depends on their collation.
     """
 

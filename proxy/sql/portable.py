@@ -71,13 +71,21 @@ def is_fragile(seen: Survey) -> bool:
     )
 
 
+_WHOLE_FIELDS = frozenset(("year", "quarter", "month", "week", "day", "doy", "dow", "isodow", "hour", "minute"))
+"""Parts of a moment that are whole numbers everywhere."""
+
+
 def _differs(name: str, call: Tree) -> bool:
     """Whether a call has another result there, by its arguments: a floating-point number halfway between two whole
     ones is rounded to the even one here and away from zero there (with a number of digits it is no such number);
-    a substring's start below 1 lies in front of the text here and counts from its end there."""
+    a substring's start below 1 lies in front of the text here and counts from its end there; seconds have no fraction
+    there."""
     arguments = call.get("args", [])
     if name == "round":
         return len(arguments) < 2
+    if name in ("extract", "date_part"):
+        field = arguments[0].get("A_Const", {}).get("sval", {}).get("sval", "") if arguments else ""
+        return field.lower() not in _WHOLE_FIELDS
     if name in ("substr", "substring"):
         start = arguments[1].get("A_Const", {}).get("ival", {}) if len(arguments) > 1 else {}
         return not start.get("ival", 0) > 0

@@ -85,7 +85,7 @@ class Verdict:
 
     def used(self) -> Uses | None:
         """The names in it whose meaning the database decides; None if there are none."""
-        analytic = self.cls is Class.ANALYTIC
+        reads = self.cls is Class.READ or self.cls is Class.ANALYTIC
         operators = [name.rpartition(".") for seen in self.seen for name in seen.operators]
         uses = Uses(
             functions=frozenset((schema, name) for seen in self.seen for schema, name, _ in seen.calls),
@@ -93,8 +93,8 @@ class Verdict:
             operators=frozenset((schema, name) for schema, _, name in operators),
             fields=frozenset(name for seen in self.seen for name in seen.fields | seen.dotted),
             ctes=frozenset(name for seen in self.seen for name in seen.ctes),
-            columns=frozenset(name for seen in self.seen for name in portable.columns(seen)) if analytic else _NOTHING,
-            orders=analytic and any(portable.orders(seen) for seen in self.seen),
+            columns=frozenset(name for seen in self.seen for name in portable.columns(seen)) if reads else _NOTHING,
+            orders=reads and any(portable.orders(seen) for seen in self.seen),
             written=frozenset(relation for seen in self.seen for relation in seen.written),
         )
         return uses if uses.functions or uses.relations or uses.operators or uses.fields else None

@@ -22,9 +22,11 @@ def test_no_change():
 
 def test_a_section_that_comes_and_goes():
     changes = list(diff(Config(nodes={"a": Node(host="h")}), Config(nodes={"b c": Node(host="h")})))
+    names = ("host", "port", "role", "max_connections", "service", "weight", "zone")
+    names += ("dialect", "lacks", "tables", "protocol")
     assert [change.key for change in changes] == [
-        *(f"nodes.a.{name}" for name in ("host", "port", "role", "max_connections", "service", "weight", "zone")),
-        *(f'nodes."b c".{name}' for name in ("host", "port", "role", "max_connections", "service", "weight", "zone")),
+        *(f"nodes.a.{name}" for name in names),
+        *(f'nodes."b c".{name}' for name in names),
     ]
     assert not any(change.restart for change in changes)
 
