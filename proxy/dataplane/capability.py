@@ -27,7 +27,7 @@ from ..sql.transpile import Column, fixes, transpiled
 from ..topology.model import Role
 from ..wire import build, parse
 from .server import Owed, Server
-from .unit import Unit
+from .unit import Kind, Unit
 from .waiter import Borrower
 
 if TYPE_CHECKING:
@@ -146,18 +146,22 @@ class Capabilities:
         able, unknown = self._known(client, unit, (client.meaning(), *single))
         if node in able or node in unknown:
             return ""
-        return engine.missing(unit.classified[0]) or "it can't run it, or would answer with other types"
+        return (
+            engine.missing(unit.classified[0], unit.kind is Kind.BATCH)
+            or "it can't run it, or would answer with other types"
+        )
 
     def _known(self, client: Client, unit: Unit, text: Text) -> tuple[list[str], list[str]]:
         """(nodes that are known to be able or are not in service, nodes in service of which it isn't known)."""
         worker = self._worker
         now = worker.clock.now()
         shape = shape_of(text[1])
+        extended = unit.kind is Kind.BATCH
         able: list[str] = []
         unknown: list[str] = []
         for name, view in worker.snapshot.nodes.items():
             engine = self._engines.get(name)
-            if view.role is not Role.COLUMNAR or engine is None or engine.missing(unit.classified[0]):
+            if view.role is not Role.COLUMNAR or engine is None or engine.missing(unit.classified[0], extended):
                 continue
             if self._lacking.get((name, client.settings.dbname, shape), now) is not None:
                 continue
@@ -241,7 +245,7 @@ class Capabilities:
     async def _formed(self, client: Client, node: str, text: Text, wanted: Description) -> Form | None:
         """How a node gets a statement so that it answers as wanted; None if it can't."""
         engine = self._engines.get(node)
-        if engine is None or (engine.simple and wanted.oids != b"\0\0"):
+        if engine is None:
             return None
         sql: bytes | None = text[1]
         if engine.transpiles:

@@ -46,8 +46,10 @@ class Engine:
     def transpiles(self) -> bool:
         return self.dialect not in AS_IT_IS
 
-    def missing(self, found: Classification) -> str:
-        """Why a statement isn't for this node; "" if it may be."""
+    def missing(self, found: Classification, extended: bool) -> str:
+        """Why a statement isn't for this node; "" if it may be. `extended`: it comes by the extended query protocol."""
+        if extended and self.simple:
+            return "it speaks the simple query protocol only"
         if found.fragile and self.dialect != "postgres":
             return "its answer may be another one there"
         uses = found.uses

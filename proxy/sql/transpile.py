@@ -27,7 +27,7 @@ _FROM: dict[int, frozenset[int]] = {
     _INT2: frozenset((_INT4, _INT8)),
     _INT4: frozenset((_INT2, _INT8)),
     _INT8: frozenset((_INT2, _INT4)),
-    _FLOAT8: frozenset((_INT2, _INT4)),
+    _FLOAT8: _WHOLE,
     _NUMERIC: _WHOLE,
     _TIMESTAMP: frozenset((_DATE,)),
     _TIMESTAMPTZ: frozenset((_DATE, _TIMESTAMP)),

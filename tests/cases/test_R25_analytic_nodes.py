@@ -12,6 +12,7 @@ import pytest
 from proxy.demo.processes import Process
 
 from ..conftest import StartProxy
+from ..support.analytics import columnar_node
 from ..support.fleet import Fleet
 from ..support.rawpg import Reply, Wire
 from ..support.target import SPLIT, Target
@@ -58,29 +59,17 @@ def seen(replies: list[Reply]) -> list[object]:
 
 @pytest.fixture
 def analytics(fleet: Fleet, database: str, own_proxy: StartProxy, tmp_path: Path) -> Iterator[Analytics]:
-    fleet.primary.query("CREATE PUBLICATION analytics FOR ALL TABLES", dbname=database)
-    log = tmp_path / "statements.log"
-    log.touch()
-    source = ("--source", fleet.primary.dsn(database), "--publication", "analytics", "--slot", database)
-    node = Process("proxy.demo.columnar", [*source, "--statement-log", str(log)], tmp_path / "columnar.log")
-    settings = {
-        "routing": {"read_split": True},
-        "nodes": {"columnar": {"host": "127.0.0.1", "port": node.port, "role": "columnar"}},
-        "health": {"interval": 0.3, "timeout": 0.25},
-    }
-    try:
+    with columnar_node(fleet, database, tmp_path) as node:
+        settings = {
+            "routing": {"read_split": True},
+            "nodes": {"columnar": node.settings},
+            "health": {"interval": 0.3, "timeout": 0.25},
+        }
         target = Target(SPLIT, own_proxy(settings).address, database, fleet)
-        witness = Witness(target, {"columnar": log})
-        yield Analytics(target, node, log, witness)
+        witness = Witness(target, {"columnar": node.log})
+        yield Analytics(target, node.process, node.log, witness)
         witness.close()
         target.close()
-    finally:
-        node.stop()
-        fleet.primary.query(
-            "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", database
-        )
-        fleet.primary.query("SELECT pg_drop_replication_slot(%s)", database)
-        fleet.primary.query("DROP PUBLICATION analytics", dbname=database)
 
 
 COLLATED = """

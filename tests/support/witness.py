@@ -67,7 +67,7 @@ class Witness:
         self._number += 1
         mark = f" /* seen {self._number} */"
         replies = client.ask(*form(sql + mark), timeout=30)
-        return replies, self._seen(mark)
+        return replies, self.seen(mark)
 
     def ready(self) -> None:
         """Wait until reads go to replicas: only then does it show what is kept from them. What PostgreSQL itself is
@@ -84,7 +84,7 @@ class Witness:
             self._scouted += 1
             mark = f"/* ready {self._scouted} */"
             self._scout.query(f"SELECT 1 {mark}")
-            if self._seen(mark) - PRIMARY:
+            if self.seen(mark) - PRIMARY:
                 return
             assert time.monotonic() < deadline, "no read went to a replica"
             time.sleep(0.005)
@@ -123,5 +123,6 @@ class Witness:
         self._fleet.caught_up()
         return replies
 
-    def _seen(self, mark: str) -> frozenset[str]:
+    def seen(self, mark: str) -> frozenset[str]:
+        """The names of the nodes that were given a statement with this mark."""
         return frozenset(name for name, log, start in self._logs if mark.encode() in _tail(log, start))
