@@ -50,8 +50,14 @@ class ControllerView(Protocol):
         `since` (Unix seconds), `text` (without its constants)."""
         ...
 
+    def shapes_measured(self) -> Sequence[Row]:
+        """Shapes of reads that take long, or have run on columnar nodes: `database`, `shape`, `class` (what was
+        learned; "" where the structure decides), `replica_runs`, `replica_seconds`, `columnar_runs`, `columnar_seconds`
+        (means), `cost` (the planner's, or None), `text` (without its constants)."""
+        ...
+
     def forget_shapes(self, shape: str) -> int:
-        """Forget one of them, or all for ""; how many there were."""
+        """Forget one of those that were refused or measured, or all for ""; how many there were."""
         ...
 
     async def report(self, kind: str) -> Sequence[Row]:

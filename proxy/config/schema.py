@@ -399,6 +399,12 @@ class Routing(Section, frozen=True):
     """Where this proxy stands: copies of the same zone are preferred. Empty is no preference."""
     analytic_to_primary: bool = False
     """Let the primary take analytic statements when no columnar node and no replica can."""
+    analytic_time: Seconds = 0.1
+    """A read that takes longer than this on replicas, in the mean, is tried on columnar nodes; the faster side gets it
+    from then on."""
+    analytic_cost: Count = 10_000
+    """By the planner's estimate on a replica, in its units: what looks like analytics is an ordinary read if it costs
+    less. 0 doesn't ask the planner."""
     hold_timeout: Seconds = 10.0
     """How long a unit waits when no node can take it: none of its kind is in service, or copies are
     still catching up. Then it is refused."""

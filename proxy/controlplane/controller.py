@@ -24,7 +24,7 @@ from ..config.schema import Config, Node
 from ..health.judge import Facts, Verdict, judge, role_of
 from ..health.machine import NodeHealth
 from ..health.table import PASSES, Seen
-from ..ipc.messages import Counters, Home, KnownHomes, Learned, NeedCatalogue, Suspicion
+from ..ipc.messages import Counters, Home, KnownHomes, Learned, Measured, NeedCatalogue, Suspicion
 from ..ipc.paths import RuntimePaths
 from ..log import get_logger
 from ..topology.compile import compile_snapshot, content
@@ -34,6 +34,7 @@ from .catalogues import Catalogues, DialDatabase
 from .freshness import Sampler
 from .homes import Homes
 from .link import Dial
+from .measured import MeasuredShapes
 from .probes import Answer, Pace, probe
 from .publish import Kept, Publisher
 from .resolve import Resolver
@@ -123,6 +124,7 @@ class Controller:
             on_need=self._needed,
             on_need_catalogue=self._needed_catalogue,
             on_learned=self._learned,
+            on_measured=self._noted,
             on_need_homes=self._needed_homes,
             homes=self._known_homes,
             clock=clock,
@@ -140,6 +142,7 @@ class Controller:
         )
 
         self._shapes = Shapes(paths.shapes, self._publisher.publish_names, clock)
+        self._measured = MeasuredShapes(paths.measured, lambda: self._config, self._publisher.publish_names, clock)
         self._homes = Homes(paths.homes, lambda: self.snapshot, lambda: self._config, self._publisher.publish_names)
         self._seen = SeenShapes(paths.shapes_seen, self._publisher.report, clock)
 
@@ -170,9 +173,26 @@ class Controller:
         await self._seen.gather()
         return [msgspec.structs.asdict(shape) for shape in self._seen.all()]
 
+    def shapes_measured(self) -> list[dict[str, Any]]:
+        """One row a shape; keys as in `admin.view.ControllerView.shapes_measured`."""
+        return [
+            {
+                "database": shape.database,
+                "shape": shape.shape,
+                "class": learned,
+                "replica_runs": shape.replica.runs,
+                "replica_seconds": shape.replica.mean,
+                "columnar_runs": shape.columnar.runs,
+                "columnar_seconds": shape.columnar.mean,
+                "cost": shape.cost if shape.cost >= 0 else None,
+                "text": shape.text,
+            }
+            for shape, learned in self._measured.all()
+        ]
+
     def forget_shapes(self, shape: str) -> int:
         """As in `admin.view.ControllerView.forget_shapes`."""
-        return self._shapes.forget(shape)
+        return self._shapes.forget(shape) + self._measured.forget(shape)
 
     async def report(self, kind: str) -> list[dict[str, Any]]:
         return await self._publisher.report(kind)
@@ -184,6 +204,7 @@ class Controller:
         self._shapes.load()
         self._homes.load()
         self._seen.load()
+        self._measured.load()
         kept = self._publisher.last_kept()
         if kept is not None:
             self._was_primary = kept.was_primary
@@ -195,6 +216,7 @@ class Controller:
         await self._publisher.start()
         self._tasks.start(self._sampler.run(), "freshness")
         self._tasks.start(self._seen.run(), "shapes seen")
+        self._tasks.start(self._measured.run(), "shapes measured")
 
     async def stop(self) -> None:
         await self._tasks.stop()
@@ -209,6 +231,7 @@ class Controller:
         for change in changes:
             _log.info("setting_changed", setting=change.key, old=change.old, new=change.new, restart=change.restart)
         self._config = config
+        self._measured.judge()
         for name, node in list(self._nodes.items()):
             settings = config.nodes.get(name)
             if settings is None or (settings.host, settings.port, settings.role) != (
@@ -368,6 +391,8 @@ class Controller:
         if self._sampler.topology_changed(before, after):
             self._publisher.publish_freshness(self._sampler.freshness)
         self._publisher.publish(after, self._was_primary)
+        if before is not None and not set(after.columnar) <= set(before.columnar):
+            self._measured.columnar_came()
         _log.info(
             "published",
             version=after.version,
@@ -385,11 +410,16 @@ class Controller:
         """A worker has to know what the names of a database mean."""
         if not need.version:
             self._shapes.tell(need.database)  # it has just begun
+            self._measured.tell(need.database)
         self._catalogues.need(need)
 
     def _learned(self, learned: Learned) -> None:
         """A worker has seen a standby refuse a read."""
         self._shapes.learn(learned)
+
+    def _noted(self, measured: Measured) -> None:
+        """A worker has measured how long a shape takes."""
+        self._measured.note(measured)
 
     def _needed_homes(self, wanted: list[Home]) -> None:
         """A worker has met names of `spread` services that have no node yet."""

@@ -26,9 +26,11 @@ from ..ipc.messages import (
     Hello,
     Home,
     KnownCatalogue,
+    KnownClasses,
     KnownHomes,
     KnownShapes,
     Learned,
+    Measured,
     Message,
     NeedCatalogue,
     NeedFreshness,
@@ -75,6 +77,7 @@ class Publisher:
         on_need: Callable[[int, bool], None],
         on_need_catalogue: Callable[[NeedCatalogue], None],
         on_learned: Callable[[Learned], None],
+        on_measured: Callable[[Measured], None],
         on_need_homes: Callable[[list[Home]], None],
         homes: Callable[[], KnownHomes],
         clock: Clock,
@@ -87,6 +90,7 @@ class Publisher:
         self._on_need = on_need
         self._on_need_catalogue = on_need_catalogue
         self._on_learned = on_learned
+        self._on_measured = on_measured
         self._on_need_homes = on_need_homes
         self._homes = homes
         self._clock = clock
@@ -123,7 +127,7 @@ class Publisher:
         self.freshness = freshness
         self._broadcast(Fresh(freshness))
 
-    def publish_names(self, known: KnownCatalogue | KnownShapes | KnownHomes) -> None:
+    def publish_names(self, known: KnownCatalogue | KnownShapes | KnownClasses | KnownHomes) -> None:
         """Tell all workers; one that comes later asks by itself, or is told when it joins."""
         self._broadcast(known)
 
@@ -187,6 +191,8 @@ class Publisher:
                 self._on_need(message.moment_ns, message.urgent)
             case Learned():
                 self._on_learned(message)
+            case Measured():
+                self._on_measured(message)
             case NeedCatalogue():
                 self._on_need_catalogue(message)
             case NeedHomes():

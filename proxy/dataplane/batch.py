@@ -185,6 +185,8 @@ class Batches:
         client.obey(owed, unit)
         owed.ddl = unit.may_be_ddl or client.ddl_open
         owed.unit = unit
+        if any(op.kind == frontend.EXECUTE for op in unit.ops):
+            owed.found = unit.single
         owed.steps = []
         owed.complete = False
         self.open = owed

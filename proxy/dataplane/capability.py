@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ..errors import NoServer, TridentError
 from ..routing.bind import shape_of
 from ..routing.columnar import DOUBTFUL, KNOWN, Engine, lesson
-from ..session import rules
 from ..session.prepared import Statement
 from ..sql.transpile import Column, fixes, transpiled
 from ..topology.model import Role
 from ..wire import build, parse
-from .server import Owed, Server
+from .inquiry import Refused, inquire
 from .unit import Kind, Unit
-from .waiter import Borrower
 
 if TYPE_CHECKING:
     from .client import Client
@@ -60,10 +58,6 @@ class Description:
 
     oids: bytes
     columns: tuple[Column, ...]
-
-
-class Refused(TridentError):
-    """A node can't describe a statement."""
 
 
 class Lasting(Generic[Key, Value]):
@@ -267,51 +261,14 @@ class Capabilities:
             return None
         return form if given == wanted else None
 
-    async def _describe(self, client: Client, node: str, form: Form, *, simple: bool = False) -> Description:
+    @staticmethod
+    async def _describe(client: Client, node: str, form: Form, *, simple: bool = False) -> Description:
         """What a node says of a statement, under the client's settings. Raises Refused where it can't."""
-        pool = self._worker.pools.pool(node, client)
-        server = await Borrower().take(pool)
-        done: asyncio.Future[Description] = asyncio.get_running_loop().create_future()
-        refused: list[TridentError] = []
-        state = client.state
-        owed = Owed(None, extended=not simple)
-        owed.collect = True
-
-        def prepared(server: Server, rows: object, error: dict[str, str] | None) -> None:
-            if error is not None:
-                refused.append(NoServer(f"settings of a client could not be applied: {error.get('M', '')}"))
-            else:
-                server.state = state
-
-        def answered(server: Server, rows: object, error: dict[str, str] | None) -> None:
-            if error is not None:
-                refused.append(Refused(error.get("M", ""), sqlstate=error.get("C", "XX000")))
-            if server.state is not state:
-                pool.close(server, "settings of a client could not be applied")
-            else:
-                pool.settled(server)
-            if done.done():
-                return  # nobody waits any more
-            if refused:
-                done.set_exception(refused[0])
-            else:
-                done.set_result(_description(b"".join(owed.collected or ())))
-
-        owed.then = answered
-        sync = rules.sync_sql(server.state.values, state.values)
-        if server.unseen_by is not None:
-            sync = rules.clean_sql(state.values)
-        server.unseen_by = None
-        server.statements.unnamed = None
-        if sync:
-            server.ask(sync, prepared)
-        else:
-            server.state = state
         if simple:
-            server.send(build.query(b"SELECT * FROM (%s\n) AS described LIMIT 0" % form.sql.rstrip(b"; \r\n\t")), owed)
+            messages = build.query(b"SELECT * FROM (%s\n) AS described LIMIT 0" % form.sql.rstrip(b"; \r\n\t"))
         else:
-            server.send(build.parse(b"", form.sql, form.oids) + build.describe(b"S", b"") + build.SYNC, owed)
-        return await done
+            messages = build.parse(b"", form.sql, form.oids) + build.describe(b"S", b"") + build.SYNC
+        return _description(await inquire(client, node, messages, extended=not simple))
 
 
 def _description(answer: bytes) -> Description:

@@ -118,6 +118,12 @@ class Catalogues:
         if binding is not None:
             binding.refusals(refused)
 
+    def told_classes(self, database: str, classes: dict[str, str]) -> None:
+        """The controller's word on which reads are analytic, by experience."""
+        binding = self._bindings.get((database, True))
+        if binding is not None:
+            binding.learned(classes)
+
     def arrive(self, client: Client, leftover: bytes) -> None:
         """A client has logged in, and has sent this already; it begins once its database is known, or late enough."""
         self._arrived.append((client, leftover))

@@ -352,6 +352,7 @@ class Client(Sink, Waiter):
             owed = self._usual = Owed(self, plain=True)
         owed.extended = form == _NAMED
         owed.wrote = classification.writes
+        owed.found = classification
         owed.key = self.key_slot
         owed.ddl = self.ddl_open
         owed.started = owed.failed = False
@@ -1115,6 +1116,7 @@ class Client(Sink, Waiter):
         self.obey(owed, unit)
         owed.ddl = unit.may_be_ddl or self.ddl_open
         owed.unit = unit
+        owed.found = unit.single
         raw = unit.raw
         if unit.kind is Kind.QUERY:
             server.statements.unnamed = self.names.unnamed = None
@@ -1409,6 +1411,11 @@ class Client(Sink, Waiter):
                 worker.consistency.need(now)
         else:
             token.seen_node = server.pool.node
+            found = owed.found
+            if found is not None:
+                measures = worker.measures
+                if server.took >= measures.long or found.cls is Class.ANALYTIC or found in measures.watched:
+                    measures.ended(self, server, owed, found)
 
     def load_of(self, node: str) -> int:
         """Servers at work on a node for its database and user."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..errors import ProtocolViolation
 from ..session.prepared import ANOTHERS, MADE, ClientStatements, Pending, ServerStatements, Statement, Step
 from ..session.state import State
+from ..sql.model import Classification
 from ..topology.snapshot import Address
 from ..wire import build, parse
 from ..wire.codes import FAILED, IDLE, MAX_AUTH_MESSAGE, MAX_PARAMETERS, UNASKED
@@ -115,6 +116,7 @@ class Owed:
         "executed",
         "extended",
         "failed",
+        "found",
         "key",
         "names",
         "next",
@@ -146,6 +148,8 @@ class Owed:
         """Whether the unit may change what names mean."""
         self.unit: Unit | None = None
         """What it answers, where that took the general way."""
+        self.found: Classification | None = None
+        """What it is, bound, if it is a single statement."""
         self.steps: list[Pending] | None = None
         self.at = 0
         self.failed = False
@@ -242,6 +246,7 @@ class Server:
         "state",
         "statements",
         "status",
+        "took",
         "transport",
         "unseen_by",
         "walker",
@@ -273,6 +278,8 @@ class Server:
         self.idle_since = 0.0
         self._clock = pool.pools.worker.clock
         self.working_since = 0.0
+        self.took = 0.0
+        """Seconds of the last unit."""
         """When it began with the first unit that it owes."""
         self._transaction_since = 0.0
         self.cancelled_at = 0.0
@@ -418,7 +425,8 @@ class Server:
         now = self._clock.now()
         if not head.collect:
             counters = self.pool.counters
-            counters.query_us += int((now - self.working_since) * 1e6)
+            self.took = now - self.working_since
+            counters.query_us += int(self.took * 1e6)
             if status == IDLE:
                 counters.transactions += 1
                 counters.xact_us += int((now - self._transaction_since) * 1e6)

@@ -162,25 +162,28 @@ class Unit:
     @property
     def is_discard_all(self) -> bool:
         """Whether it is DISCARD ALL and nothing else."""
-        if len(self.classified) != 1 or self.classified[0].statements != 1:
-            return False
-        return self.classified[0].kind == "discard" and Effect.DISCARD in self.effects
+        single = self.single
+        return single is not None and single.kind == "discard" and Effect.DISCARD in self.effects
 
     @property
     def reads_sequence(self) -> bool:
         """Whether it asks for the session's own last value of a sequence, and nothing in it made one."""
-        if len(self.classified) != 1 or self.classified[0].statements != 1:
-            return False
-        return Effect.SEQUENCE in self.effects and not self.discards
+        return self.single is not None and Effect.SEQUENCE in self.effects and not self.discards
 
     @property
     def discards(self) -> bool:
         """Whether a DISCARD is part of it."""
         return any(c.kind == "discard" for c in self.classified)
 
+    @property
+    def single(self) -> Classification | None:
+        """What it is, where it is one statement."""
+        alone = len(self.classified) == 1 and self.classified[0].statements == 1
+        return self.classified[0] if alone else None
+
     def single_text(self) -> tuple[bytes, bytes] | None:
         """Text and raw parameter types where the unit is one statement, run once."""
-        if len(self.classified) != 1 or self.classified[0].statements != 1:
+        if self.single is None:
             return None
         if self.kind is Kind.QUERY:
             return frontend.query_text(self.raw), b"\0\0"

@@ -34,6 +34,7 @@ async def run(worker: Worker) -> None:
             worker.services.upkeep()
             _idle_clients(worker, now)
             worker.seen.fold()
+            worker.measures.upkeep()
             worker.send_counters()
 
 

@@ -28,6 +28,7 @@ from ..ipc.messages import (
     GiveBack,
     Grant,
     KnownCatalogue,
+    KnownClasses,
     KnownHomes,
     KnownShapes,
     Message,
@@ -63,6 +64,7 @@ from .client import Client
 from .connect import dial, tls_mode, with_passfile
 from .consistency import Consistency
 from .lookup import CONSOLE_DATABASES
+from .measure import Measures
 from .pools import Pools, ServerPool
 from .relay import tie
 from .routes import Routes
@@ -123,6 +125,7 @@ class Worker:
         self.pools = Pools(self)
         self.pools.granted.update(setup.permits)
         self.capabilities = Capabilities(self)
+        self.measures = Measures(self)
         self.clients: dict[int, Client] = {}
         self._relays = 0
         self._named: dict[int, Client] = {}
@@ -204,6 +207,8 @@ class Worker:
                 self.catalogues.learn(database, read_ns, catalogue)
             case KnownShapes(database, refused):
                 self.catalogues.told(database, refused)
+            case KnownClasses(database, classes):
+                self.catalogues.told_classes(database, classes)
             case KnownHomes(homes):
                 self.services.told(homes)
             case Reconfigure(config):
@@ -220,6 +225,7 @@ class Worker:
         self.snapshot = snapshot
         self.router = self._new_router()
         self.services.published()
+        self.measures.published()
         self.capabilities.came([name for name in snapshot.columnar if name not in before.columnar])
         # While there is none, what the last one said still greets new clients.
         if snapshot.primary not in ("", before.primary):

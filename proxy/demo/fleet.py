@@ -125,7 +125,8 @@ class Fleet:
         settings: dict[str, Any] = {
             "listen": {"host": "127.0.0.1", "port": _usual_port()},
             "admin": {"port": 0},
-            "routing": {"read_split": read_split},
+            # Its tables are small: to PostgreSQL's planner nothing here is analytics.
+            "routing": {"read_split": read_split, "analytic_cost": 0},
             "health": {**login, "interval": 1.0, "timeout": 0.5},
             f"users.{USER}": {"password": self.password},
             f"databases.{DATABASE}": {},
@@ -133,7 +134,10 @@ class Fleet:
         for server in (self.primary, *self.replicas):
             settings[f"nodes.{server.name}"] = {"host": "127.0.0.1", "port": server.port}
         for node in self.columnar:
-            settings[f"nodes.{node.name}"] = {"host": "127.0.0.1", "port": node.port, "role": "columnar"}
+            settings[f"nodes.{node.name}"] = {
+                **{"host": "127.0.0.1", "port": node.port},
+                **{"role": "columnar", "dialect": "duckdb"},
+            }
         config = self._file("pgtrident.toml", _toml(settings))
         return Process("proxy", ["serve", "-c", str(config)], self.cluster.directory / "proxy.log")
 

@@ -7,7 +7,7 @@ never decisions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -162,6 +162,30 @@ class KnownShapes(msgspec.Struct, tag="known_shapes"):
     """SQLSTATE by shape."""
 
 
+Side = Literal["replica", "columnar", "planner"]
+
+
+class Measured(msgspec.Struct, tag="measured"):
+    """Worker to controller: runs of a shape, or what the planner expects of it."""
+
+    database: str
+    shape: str
+    text: str
+    """Without its constants."""
+    side: Side
+    runs: int
+    amount: float
+    """Seconds over all runs; of the planner its cost."""
+
+
+class KnownClasses(msgspec.Struct, tag="known_classes"):
+    """Controller to worker: all that was learned of a database's reads."""
+
+    database: str
+    classes: dict[str, str]
+    """`read` or `analytic` by shape."""
+
+
 class Home(msgspec.Struct, frozen=True):
     """The node that a name of a `spread` service keeps to."""
 
@@ -218,6 +242,8 @@ Message = (
     | KnownCatalogue
     | Learned
     | KnownShapes
+    | Measured
+    | KnownClasses
     | NeedHomes
     | KnownHomes
     | Ask

@@ -25,6 +25,8 @@ class RuntimePaths:
 
         self.shapes = self.directory / "shapes"
         """What standbys have refused. It stays for the next run."""
+        self.measured = self.directory / "measured"
+        """How long shapes take on replicas and columnar nodes. It stays too."""
         self.homes = self.directory / "homes"
         """Where names of `spread` services keep to. It stays too."""
         self.shapes_seen = self.directory / "shapes_seen"

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from ..sql.catalogue import Catalogue, bind, is_timed, near, resolved
 from ..sql.grammar import shape
 from ..sql.model import Class, Classification, Effect
+from .measured import ANALYTIC, READ
 
 _UNSAFE_ENCODINGS = frozenset(("SJIS", "BIG5", "GBK", "UHC", "GB18030", "JOHAB", "SHIFT_JIS_2004"))
 
@@ -57,6 +58,7 @@ class Binding:
         until: how long new clients wait for the first catalogue, in seconds of the clock.
         asked: when it was last asked for, in seconds of the clock.
         refused: shapes of reads that a standby has refused and the primary has answered, with the SQLSTATE.
+        classes: shapes of reads of which it was learned whether they are analytic (`routing.measured`).
     """
 
     __slots__ = (
@@ -67,6 +69,7 @@ class Binding:
         "_unsure",
         "asked",
         "changed_ns",
+        "classes",
         "database",
         "read_ns",
         "refused",
@@ -85,6 +88,7 @@ class Binding:
         self.until = until
         self.asked = 0.0
         self.refused: dict[str, str] = {}
+        self.classes: dict[str, str] = {}
         self._entries = entries
         self._catalogue: Catalogue | None = None
         self._known: dict[Classification, Classification] = {}
@@ -130,6 +134,12 @@ class Binding:
         """Take what is known of all workers instead."""
         if refused != self.refused:
             self.refused = refused
+            self._known.clear()
+
+    def learned(self, classes: dict[str, str]) -> None:
+        """Take what is known of reads' classes instead."""
+        if classes != self.classes:
+            self.classes = classes
             self._known.clear()
 
     def of(self, found: Classification) -> Classification:
@@ -186,4 +196,10 @@ class Binding:
                 return resolved(found, "write_refused_by_standby", watched=True)
             if sqlstate is not None:
                 return resolved(found, "refused_by_standby")
+        if self.classes and bound.kind == "select" and bound.statements == 1:
+            cls = self.classes.get(shape_of(found.text))
+            if cls == READ and bound.cls is Class.ANALYTIC:
+                return bound.learned(Class.READ)
+            if cls == ANALYTIC and bound.cls is Class.READ:
+                return bound.learned(Class.ANALYTIC)
         return bound

@@ -245,10 +245,17 @@ class Classification:
 
     def watched(self) -> Classification:
         """The same as a new one that runs code that can't be seen."""
+        return self._changed(self.cls, self.reason, self.effects | Effect.UNKNOWN_CODE)
+
+    def learned(self, cls: Class) -> Classification:
+        """The same as a new one of a class that experience has taught."""
+        return self._changed(cls, "learned", self.effects)
+
+    def _changed(self, cls: Class, reason: str, effects: Effect) -> Classification:
         found = Classification(
-            self.cls,
-            self.reason,
-            effects=self.effects | Effect.UNKNOWN_CODE,
+            cls,
+            reason,
+            effects=effects,
             settings=self.settings,
             resets=self.resets,
             statements=self.statements,

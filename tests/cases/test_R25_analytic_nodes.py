@@ -61,7 +61,7 @@ def seen(replies: list[Reply]) -> list[object]:
 def analytics(fleet: Fleet, database: str, own_proxy: StartProxy, tmp_path: Path) -> Iterator[Analytics]:
     with columnar_node(fleet, database, tmp_path) as node:
         settings = {
-            "routing": {"read_split": True},
+            "routing": {"read_split": True, "analytic_cost": 0},
             "nodes": {"columnar": node.settings},
             "health": {"interval": 0.3, "timeout": 0.25},
         }

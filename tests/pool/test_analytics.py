@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from ..support.witness import Witness
 from .conftest import Serve, Service, eventually
 
 FLOATS = {700: "!f", 701: "!d"}
+ROUTING = {"read_split": True, "catalogue_interval": 0.5, "analytic_cost": 0}
+"""The tables here are small: to the planner nothing is analytics."""
 READY = "SELECT count(*) FROM line WHERE quantity > 0"
 
 
@@ -32,7 +34,7 @@ def node(fleet: Fleet, database: str, tmp_path: Path) -> Iterator[ColumnarNode]:
 def served(serve: Serve, node: ColumnarNode, **settings: Any) -> Service:
     """A proxy with this columnar node, once that answers."""
     over = {
-        "routing": {"read_split": True, "catalogue_interval": 0.5},
+        "routing": ROUTING,
         "nodes": {"columnar": {**node.settings, **settings}},
         "health": {"interval": 0.3, "timeout": 0.25},
     }
@@ -127,24 +129,37 @@ ROWS = "SELECT priority, count(*) FROM orders GROUP BY priority ORDER BY priorit
 class Standby:
     """A proxy to which a standby is a columnar node: whatever differs is the proxy's doing."""
 
-    def __init__(self, serve: Serve, fleet: Fleet, database: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        fleet: Fleet,
+        database: str,
+        routing: Mapping[str, Any] | None = None,
+        *,
+        others: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         fleet.primary.query(SCHEMA, dbname=database)
         fleet.caught_up()
-        node = {"replica2": {"role": "columnar", "dialect": "postgres", **settings}}
-        self.service = serve({"routing": {"read_split": True, "catalogue_interval": 0.5}, "nodes": node}, own=True)
+        nodes = {"replica2": {"role": "columnar", "dialect": "postgres", **settings}, **(others or {})}
+        self.service = serve({"routing": {**ROUTING, **(routing or {})}, "nodes": nodes}, own=True)
         self.witness = Witness(Target(SPLIT, self.service.proxy.address, database, fleet))
         self.client = self.service.client()
         self._number = 0
 
     def ran(self, sql: str, how: str = "simple", params: Sequence[str] = ()) -> str:
         """The node that answered, as the primary does."""
+        (node,) = self.nodes(sql, how, params)
+        return node
+
+    def nodes(self, sql: str, how: str = "simple", params: Sequence[str] = ()) -> frozenset[str]:
+        """The same with the nodes that were asked about it."""
         self._number += 1
         mark = f"/* {how} {self._number} */"
         binary = how == "binary"
         ours = answer(self.client, f"{sql} {mark}", how, params)
         assert same(ours, answer(self.service.admin, sql, how, params), binary), sql
-        (node,) = self.witness.seen(mark)
-        return node
+        return self.witness.seen(mark)
 
     def ready(self) -> None:
         assert eventually(lambda: self.ran("SELECT count(*) FROM orders") == "replica2", 20)
@@ -207,3 +222,62 @@ def test_prepared_there_and_run_elsewhere(serve: Serve, node: ColumnarNode) -> N
         if name:
             client.send(B("", name, ["1"], formats=[1]), D("P"), E(), S)
             assert same(client.until(), wanted, True)
+
+
+SLOW = "SELECT g FROM generate_series(1, 300000) AS g WHERE g % 299999 = 1 ORDER BY g"
+
+
+def measured(service: Service, text: str) -> dict[str, str | None]:
+    return next((row for row in service.console("SHOW SHAPES MEASURED") if text in (row["text"] or "")), {})
+
+
+def test_what_takes_long_on_replicas_is_tried_there_and_the_faster_side_gets_it(
+    serve: Serve, fleet: Fleet, database: str
+) -> None:
+    it = Standby(serve, fleet, database, {"analytic_time": 0.001})
+    it.ready()
+    assert it.ran(SLOW) == "replica1"
+    assert eventually(lambda: it.ran(SLOW) == "replica2", 20)
+
+    def decided() -> bool:
+        it.ran(SLOW)
+        row = measured(it.service, "generate_series")
+        return int(row.get("columnar_runs") or 0) >= 3
+
+    assert eventually(decided, 20)
+    row = measured(it.service, "generate_series")
+    faster = float(row["columnar_ms"] or 0) <= float(row["replica_ms"] or 0)
+    assert row["class"] == ("analytic" if faster else "read")
+    where = "replica2" if faster else "replica1"
+    assert ["node", where] in it.client.rows(f"EXPLAIN (ROUTE) {SLOW}")
+    # A hint has the last word.
+    assert it.ran(f"/* pgtrident: route=replica */ {SLOW}") == "replica1"
+    assert it.service.console("FORGET SHAPES")
+    assert not measured(it.service, "generate_series")
+    assert eventually(lambda: it.ran(SLOW) == "replica1", 10)
+
+
+def test_what_costs_little_by_the_planner_is_an_ordinary_read(serve: Serve, fleet: Fleet, database: str) -> None:
+    it = Standby(serve, fleet, database, {"analytic_cost": 100})
+    small, large = "SELECT count(*) FROM region", "SELECT count(*) FROM generate_series(1, 100000) a, region"
+    assert eventually(lambda: "replica2" in it.nodes(large), 20)
+    assert eventually(lambda: it.nodes(small) == {"replica1"}, 20)
+    assert eventually(lambda: measured(it.service, "generate_series").get("class") == "analytic", 10)
+    row = measured(it.service, "FROM region")
+    assert row["class"] == "read" and 0 < float(row["cost"] or 0) < 100
+    assert it.ran(large) == "replica2"
+
+
+def test_what_runs_while_a_node_is_away_teaches_nothing(serve: Serve, fleet: Fleet, database: str) -> None:
+    it = Standby(serve, fleet, database, {"analytic_time": 0.001}, others={"away": {"host": "127.0.0.1", "port": 1}})
+    assert eventually(lambda: it.ran(SLOW) == "replica1", 20)
+    for _ in range(10):
+        assert it.ran(SLOW) == "replica1"
+    # What was measured comes ahead of the counts.
+    assert eventually(lambda: queries(it.service) > 10)
+    assert not measured(it.service, "generate_series")
+
+
+def queries(service: Service) -> int:
+    rows = service.console("SHOW STATS")
+    return sum(int(row["total_query_count"] or 0) for row in rows if row["database"] == service.database)
