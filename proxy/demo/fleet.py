@@ -134,10 +134,7 @@ class Fleet:
         for server in (self.primary, *self.replicas):
             settings[f"nodes.{server.name}"] = {"host": "127.0.0.1", "port": server.port}
         for node in self.columnar:
-            settings[f"nodes.{node.name}"] = {
-                **{"host": "127.0.0.1", "port": node.port},
-                **{"role": "columnar", "dialect": "duckdb"},
-            }
+            settings[f"nodes.{node.name}"] = {"host": "127.0.0.1", "port": node.port, "role": "columnar"}
         config = self._file("pgtrident.toml", _toml(settings))
         return Process("proxy", ["serve", "-c", str(config)], self.cluster.directory / "proxy.log")
 

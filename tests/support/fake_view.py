@@ -105,6 +105,21 @@ class FakeView:
     async def shapes_seen(self) -> list[Row]:
         return self.seen_shapes
 
+    def shapes_measured(self) -> list[Row]:
+        return [
+            {
+                "database": "shop",
+                "shape": "0af3",
+                "class": "analytic",
+                "replica_runs": 4,
+                "replica_seconds": 0.25,
+                "columnar_runs": 0,
+                "columnar_seconds": 0.0,
+                "cost": None,
+                "text": "SELECT * FROM cart",
+            }
+        ]
+
     def forget_shapes(self, shape: str) -> int:
         self.forgotten.append(shape)
         return len(self.known_shapes)
