@@ -402,7 +402,7 @@ class Routing(Section, frozen=True):
     analytic_time: Seconds = 0.1
     """A read that takes longer than this on replicas, in the mean, is tried on columnar nodes; the faster side gets it
     from then on."""
-    analytic_cost: Count = 10_000
+    analytic_cost: Count = 2_000
     """By the planner's estimate on a replica, in its units: what looks like analytics is an ordinary read if it costs
     less. 0 doesn't ask the planner."""
     hold_timeout: Seconds = 10.0
