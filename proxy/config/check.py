@@ -22,7 +22,17 @@ _DEFAULTS = Node(host="")
 MAX_KEY = 256
 """Bytes of a consistency key."""
 _CONDITIONS = ("database", "user", "application_name", "table", "shape", "pattern")
-_RESULTS = ("route", "node", "consistency", "consistency_key", "priority", "timeout", "stale", "move_writes")
+_RESULTS = (
+    "route",
+    "node",
+    "consistency",
+    "consistency_key",
+    "priority",
+    "timeout",
+    "transactions",
+    "stale",
+    "move_writes",
+)
 
 
 @dataclass(frozen=True, slots=True)

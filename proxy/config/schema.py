@@ -257,6 +257,8 @@ class Rule(Section, frozen=True):
     """Who goes first where statements wait."""
     timeout: Seconds = 0.0
     """A statement is cancelled after this, or earlier if a hint says so; 0 is no limit of its own."""
+    transactions: Transactions | None = None
+    """Where transactions run whose BEGIN the rule is for, instead of what database and user say."""
     reject: str = ""
     """Refuse the statement with this message."""
     stale: bool = False

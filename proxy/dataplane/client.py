@@ -977,7 +977,8 @@ class Client(Sink, Waiter):
             return False
         text = frontend.query_text(unit.raw)
         isolation = self.state.values.get("default_transaction_isolation", "")
-        if not text.isascii() or not may_hold(self.settings.transactions, unit.classified[0], isolation):
+        mode = (policy.transactions if policy is not None else "") or self.settings.transactions
+        if not text.isascii() or not may_hold(mode, unit.classified[0], isolation):
             return False
         worker = self.worker
         now = worker.clock.boot_ns()

@@ -60,10 +60,22 @@ class Policy:
         timeout: seconds; 0 is no limit of its own.
         reject: what the client is told instead of an answer; "" if the statement may run.
         stale: whether old data is better than none; to be counted.
+        transactions: of a BEGIN, where its transaction runs; "" is the default.
         reason: who said where it goes: "hint", "setting", "rule", "strong" (consistency), or "".
     """
 
-    __slots__ = ("consistency", "key", "node", "priority", "reason", "reject", "route", "stale", "timeout")
+    __slots__ = (
+        "consistency",
+        "key",
+        "node",
+        "priority",
+        "reason",
+        "reject",
+        "route",
+        "stale",
+        "timeout",
+        "transactions",
+    )
 
     def __init__(
         self,
@@ -76,6 +88,7 @@ class Policy:
         timeout: float = 0.0,
         reject: str = "",
         stale: bool = False,
+        transactions: str = "",
         reason: str = "",
     ) -> None:
         self.route = route
@@ -86,6 +99,7 @@ class Policy:
         self.timeout = timeout
         self.reject = reject
         self.stale = stale
+        self.transactions = transactions
         self.reason = reason
 
     def routed_as(self, cls: Class) -> Class:
@@ -96,7 +110,7 @@ class Policy:
             return Class.ANALYTIC
         return cls
 
-    def effect(self) -> tuple[str, str, str, str, str, float, str, bool]:
+    def effect(self) -> tuple[str, str, str, str, str, float, str, bool, str]:
         """All of it but the reason."""
         return (
             self.route,
@@ -107,6 +121,7 @@ class Policy:
             self.timeout,
             self.reject,
             self.stale,
+            self.transactions,
         )
 
     def __repr__(self) -> str:
@@ -169,6 +184,7 @@ class CompiledRule:
         "shapes",
         "stale",
         "tables",
+        "transactions",
         "user",
         "wants_tables",
     )
@@ -192,6 +208,7 @@ class CompiledRule:
         )
         self.reject = rule.reject
         self.stale = rule.stale
+        self.transactions = rule.transactions or ""
         self.move_writes = rule.move_writes
         self.final = rule.final
         self.shadow = rule.shadow
@@ -407,6 +424,7 @@ class ClientPolicies:
             policy.consistency = "session"
             ignored.append("consistency=key: there is no key")
         policy.stale = rule is not None and rule.stale and policy.consistency != "strong"
+        policy.transactions = rule.transactions if rule is not None else ""
         self._place(policy, rule, found, asked, ignored)
         return self.owner.one(policy)
 

@@ -319,6 +319,28 @@ def test_beside_rules(serve: Serve, rule: dict[str, object], holds: bool) -> Non
     assert client.query("COMMIT") == "C[COMMIT] ZI"
 
 
+@pytest.mark.parametrize("setting, name, held", [("primary", "web", True), ("primary", "batch", False),
+                                                  ("optimistic", "jobs", False), ("optimistic", "web", True)])  # fmt: skip
+def test_an_application_has_transactions_of_its_own(serve: Serve, setting: str, name: str, held: bool) -> None:
+    rules = {
+        "web": {"application_name": "web", "transactions": "optimistic"},
+        "jobs": {"application_name": "jobs", "transactions": "primary"},
+    }
+    service = serve({"routing": {**ROUTING, "transactions": setting}, "rules": rules})
+    client = on_replicas(service, application_name=name)
+    numbers = iter(range(10_000))
+
+    def on_replica() -> bool:
+        mark = f"-- application {next(numbers)}."
+        client.query("BEGIN")
+        client.query(f"{COUNT} {mark}")
+        reached = service.reached(mark)
+        assert client.query("COMMIT") == "C[COMMIT] ZI"
+        return reached != {"primary"}
+
+    assert eventually(on_replica, 10) if held else not any(on_replica() for _ in range(5))
+
+
 def test_no_rule_takes_its_beginning_to_a_replica(serve: Serve) -> None:
     """What a rule would have on a replica belongs to the transaction that begins with it."""
     rule = {"pattern": ["moved"], "route": "replica", "move_writes": True}
