@@ -38,7 +38,7 @@ from .batch import Batches
 from .rerun import CANCELLED, REFUSALS, Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
-from .virtual import Virtual, end_of, is_plain_read, is_refused, may_hold
+from .virtual import Virtual, end_of, is_plain_read, is_refused, local_setting, may_hold
 from .waiter import Waiter
 
 if TYPE_CHECKING:
@@ -793,7 +793,11 @@ class Client(Sink, Waiter):
         pool = worker.pools.pool(route.node, self)
         if self.virtual is not None:
             if pool.is_primary():
-                unit.begins = True
+                unit = unit.instead_of or unit
+                unit.begins = self.virtual.moves = True
+                self.state = self.virtual.state
+            elif unit.instead_of is not None:
+                self.virtual.locals.append(frontend.query_text(unit.instead_of.raw).decode())
             elif any(found.statements for found in unit.classified):
                 self.virtual.has_read = True
         server = pool.take(self.last_server)
@@ -985,7 +989,7 @@ class Client(Sink, Waiter):
         worker.consistency.need(now, waits=True)
         self.names.unnamed = None  # as each Query does
         self.write(build.command_complete(_BEGIN_TAGS[unit.classified[0].kind]) + build.ready(IN_TRANSACTION))
-        self.virtual = Virtual(text.decode(), now, worker.clock.now())
+        self.virtual = Virtual(text.decode(), now, worker.clock.now(), self.state)
         worker.counters.begins_held += 1
         self.units += 1
         self._settle_gate()
@@ -1002,6 +1006,7 @@ class Client(Sink, Waiter):
             failed = virtual.failed
             self.units += 1
             self.virtual = None
+            self.state = virtual.state
             self.names.unnamed = None
             self.write(build.command_complete("ROLLBACK" if failed else end) + build.ready(IDLE))
             self._settle_gate()
@@ -1011,9 +1016,15 @@ class Client(Sink, Waiter):
                 self.names.unnamed = None
             self._refuse(unit, Aborted())
             return False
+        if unit.instead_of is not None:
+            return True
+        in_order = not virtual.failed and not virtual.moves
+        if in_order and (local := self._local_setting(virtual, unit)) is not None:
+            self._route(local)
+            return False
         binding = self.binding
         unit.begins = not (
-            not virtual.failed
+            in_order
             and is_plain_read(unit)
             and binding is not None
             and not any(binding.tells_time(found) for found in unit.classified)
@@ -1024,6 +1035,21 @@ class Client(Sink, Waiter):
         elif unit.cls is not Class.WRITE:
             unit.cls = Class.SESSION
         return True
+
+    def _local_setting(self, virtual: Virtual, unit: Unit) -> Unit | None:
+        """What is run on a copy in place of a SET LOCAL in a transaction that has not begun; None if it isn't one."""
+        single = unit.single
+        if unit.kind is not Kind.QUERY or single is None or single.kind != "set" or unit.policy is not None:
+            return None
+        sql = local_setting(frontend.query_text(unit.raw).decode("utf-8", "surrogateescape"))
+        if not sql:
+            return None
+        instead = Unit(Kind.QUERY, build.query(sql))
+        self.join_text(instead, sql.encode())
+        instead.cls = Class.READ
+        instead.instead_of = unit
+        instead.floor_ns = virtual.begun_ns
+        return instead
 
     def _begin_now(self, server: Server, unit: Unit) -> None:
         """Send the BEGIN that was held back, and the unit behind it."""

@@ -60,6 +60,7 @@ class Unit:
         refused: the SQLSTATE with which a standby refused it, where it is run on the primary for that.
         failed_on_columnar: a columnar node could not run it: it is an ordinary read now.
         begins: whether the BEGIN that is held back goes in front of it.
+        instead_of: the SET LOCAL in such a transaction in whose place it is run, unless it gets to the primary.
         floor_ns: a read in such a transaction has to see all that was committed before this moment; 0 is none.
         mark: boot_ns when the unit arrived, where that matters (`global`).
         waited: whether it has waited for a copy long enough.
@@ -75,6 +76,7 @@ class Unit:
         "explains",
         "failed_on_columnar",
         "floor_ns",
+        "instead_of",
         "kind",
         "mark",
         "named",
@@ -116,6 +118,7 @@ class Unit:
         self.untracked = False
         self.begins = False
         self.floor_ns = 0
+        self.instead_of: Unit | None = None
         self.mark = 0
         self.waited = False
         self.since = 0.0

@@ -10,12 +10,19 @@ from the start: other isolation levels, and statements that tell when the transa
 A replica serves such a read only if it holds all that was committed when the client began: a value from before, written
 back on the primary, would undo what others did meanwhile.
 
+SET LOCAL of a setting that decides neither what names mean nor what the client is told of the session (a time-out, a
+tenant for row security) doesn't move it either: it is run as SET on a copy, so that PostgreSQL checks it, and holds for
+its client until the transaction ends; the primary gets it behind the BEGIN as it was written.
+
 Owns the state of one such transaction and the question which units may run in it. Called by `client`.
 """
 
 from __future__ import annotations
 
-from ..sql.model import Class, Classification, Effect
+import re
+
+from ..session.state import State
+from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..wire import frontend
 from .unit import Kind, Unit
 
@@ -42,23 +49,32 @@ class Virtual:
         since: the same in seconds of the clock.
         failed: a read in it has failed: until its end it answers nothing else.
         has_read: a statement has been looked at in it: its isolation level may not be changed any more.
+        state: the settings that hold again behind it.
+        locals: the texts of each SET LOCAL that was run in it.
+        moves: it is on its way to the primary, and runs nothing elsewhere any more.
     """
 
-    __slots__ = ("begin", "begun_ns", "failed", "has_read", "since")
+    __slots__ = ("begin", "begun_ns", "failed", "has_read", "locals", "moves", "since", "state")
 
-    def __init__(self, begin: str, begun_ns: int, since: float) -> None:
+    def __init__(self, begin: str, begun_ns: int, since: float, state: State) -> None:
         self.begin = begin
         self.begun_ns = begun_ns
         self.since = since
         self.failed = False
         self.has_read = False
+        self.state = state
+        self.locals: list[str] = []
+        self.moves = False
 
     def sql(self) -> str:
         """The string by which it begins on the primary, in the state that its client knows. (A BEGIN may end with a
         comment.)"""
+        steps = [self.begin, *self.locals]
         if self.failed:
-            return self.begin + "\n; SELECT 1/0"
-        return self.begin + "\n; SELECT 1" if self.has_read else self.begin
+            steps.append("SELECT 1/0")
+        elif self.has_read:
+            steps.append("SELECT 1")
+        return "\n; ".join(steps)
 
 
 def may_hold(mode: str, begin: Classification, default_isolation: str) -> bool:
@@ -69,6 +85,23 @@ def may_hold(mode: str, begin: Classification, default_isolation: str) -> bool:
     return ("read_only" if begin.read_only_transaction else "read_write") in held and (
         begin.isolation or default_isolation
     ) in _LEVELS
+
+
+def local_setting(text: str) -> str:
+    """SET LOCAL as a SET, if that may be run on a copy in its place; "" otherwise."""
+    found = _LOCAL.match(text)
+    if found is None or not text.isascii():
+        return ""
+    name = found[1].lower()
+    if name.startswith(_NEVER_LOCAL) or name in _TOLD or is_parsed_by(name):
+        return ""
+    return f"SET {text[found.start(1) :]}"
+
+
+_LOCAL = re.compile(r"\s*SET\s+LOCAL\s+([A-Za-z_][\w.]*)\s*(?:=|\sTO\s)", re.IGNORECASE)
+_NEVER_LOCAL = ("default_transaction_", "idle_", "pgtrident.", "transaction_")
+_TOLD = frozenset(("application_name",))
+"""Clients are told of its changes (manual, 55.2.7), so of its end too."""
 
 
 def end_of(unit: Unit) -> str:

@@ -319,8 +319,15 @@ def test_beside_rules(serve: Serve, rule: dict[str, object], holds: bool) -> Non
     assert client.query("COMMIT") == "C[COMMIT] ZI"
 
 
-@pytest.mark.parametrize("setting, name, held", [("primary", "web", True), ("primary", "batch", False),
-                                                  ("optimistic", "jobs", False), ("optimistic", "web", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "setting, name, held",
+    [
+        ("primary", "web", True),
+        ("primary", "batch", False),
+        ("optimistic", "jobs", False),
+        ("optimistic", "web", True),
+    ],
+)
 def test_an_application_has_transactions_of_its_own(serve: Serve, setting: str, name: str, held: bool) -> None:
     rules = {
         "web": {"application_name": "web", "transactions": "optimistic"},

@@ -227,3 +227,83 @@ def test_time_that_is_told_by_a_view_or_function(service: Service, client: Wire,
     client.query("BEGIN")
     assert (marked(service, client, sql, "told") == {"primary"}) is primary
     client.query("COMMIT")
+
+
+def told(client: Wire, service: Service, mark: str) -> tuple[str, set[str]]:
+    """A value as the settings bytea_output and extra_float_digits would have it shown, and where it was read."""
+    sql = f"SELECT decode('610a', 'hex'), sum(0.1::float8) FROM item WHERE id < 4 -- {mark}"
+    seen = client.query(sql).removeprefix("T[decode,sum] D[").partition("]")[0]
+    return seen, service.reached(f"-- {mark}")
+
+
+USUAL = r"\x610a,0.30000000000000004"
+
+
+def test_settings_of_a_transaction_hold_on_replicas(service: Service, client: Wire) -> None:
+    where: set[str] = set()
+    for number in range(50):
+        client.query("BEGIN")
+        assert client.query("SET LOCAL bytea_output TO escape") == "C[SET] ZT"
+        assert client.query("SET LOCAL extra_float_digits = 0") == "C[SET] ZT"
+        seen, where = told(client, service, f"local {number}.")
+        assert seen == r"a\012,0.3"
+        assert client.query("COMMIT") == "C[COMMIT] ZI"
+        assert told(client, service, f"after {number}.")[0] == USUAL
+        if where - {"primary"}:
+            break
+    assert where - {"primary"}
+    # Nobody else has any of it.
+    other = service.client(pool=20)
+    assert {told(other, service, f"other {number}.")[0] for number in range(10)} == {USUAL}
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_they_go_along_to_the_primary(service: Service, client: Wire, read: bool) -> None:
+    client.query("BEGIN")
+    client.query("SET LOCAL extra_float_digits = 0")
+    if read:
+        told(client, service, "before")
+    client.query("SET LOCAL bytea_output = escape")
+    assert client.query("INSERT INTO trail(item_id) VALUES (1)") == "C[INSERT 0 1] ZT"
+    assert told(client, service, "within") == (r"a\012,0.3", {"primary"})
+    client.query("SAVEPOINT s")
+    client.query("SET LOCAL bytea_output = hex")
+    client.query("ROLLBACK TO s")
+    assert told(client, service, "back")[0] == r"a\012,0.3"
+    client.query("ROLLBACK")
+    assert told(client, service, "after")[0] == USUAL
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("SET LOCAL statement_timeout = 'soon'", COUNT, "COMMIT"),
+        ("SET LOCAL work_mem = '1TB'", "COMMIT"),
+        ("SET LOCAL nonsense = 1", "ROLLBACK"),
+        (
+            "SET LOCAL app.a = 'x'",
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+            "SHOW transaction_isolation",
+            "COMMIT",
+        ),
+        ("SET LOCAL app.a = 'x'", "SELECT 1/0 FROM item", COUNT, "SHOW app.a", "ROLLBACK"),
+        ("SET LOCAL app.a = 'x'", "SHOW app.a", "RESET app.a", "SHOW app.a", "COMMIT", "SHOW app.a"),
+        ("SET LOCAL TimeZone = 'Asia/Tokyo'", "SELECT timestamptz '2026-01-01 00:00Z' FROM item LIMIT 1", "COMMIT"),
+        ("SET LOCAL search_path = tenant_b", "SELECT x FROM w", "COMMIT"),
+        ("SET LOCAL ROLE pg_monitor", "SELECT current_user", "COMMIT"),
+        ("SET LOCAL application_name = 'mine'", "SHOW application_name", "COMMIT"),
+        ("SET LOCAL statement_timeout = DEFAULT", "SHOW statement_timeout", "COMMIT"),
+        (
+            "SET LOCAL lock_timeout TO 0",
+            "SET lock_timeout = '3s'",
+            "SHOW lock_timeout",
+            "ROLLBACK",
+            "SHOW lock_timeout",
+        ),
+    ],
+    ids=lambda statements: statements[0],
+)
+def test_they_are_what_the_primary_makes_of_them(service: Service, client: Wire, statements: tuple[str, ...]) -> None:
+    direct = service.admin
+    for statement in ("BEGIN", *statements):
+        assert client.ask(Q(statement)) == direct.ask(Q(statement)), statement
