@@ -77,18 +77,9 @@ def bind(found: Classification, catalogue: Catalogue) -> Classification:
     if uses is None:
         return found
     bound = resolved(found, reason_in(catalogue, uses), is_watched(catalogue, uses))
-    analytic = bound.cls is Class.ANALYTIC
-    if (analytic or (bound.cls is Class.READ and not bound.fragile)) and _is_collated(catalogue.collated, uses):
-        return Classification(
-            Class.READ,
-            "collation" if analytic else bound.reason,
-            effects=bound.effects,
-            kind=bound.kind,
-            timed=bound.timed,
-            fragile=True,
-            retyped=bound.retyped,
-            uses=uses,
-        )
+    reads = bound.cls is Class.READ or bound.cls is Class.ANALYTIC
+    if reads and not bound.fragile and _is_collated(catalogue.collated, uses):
+        return bound.collated()
     return bound
 
 

@@ -251,6 +251,12 @@ class Classification:
         """The same as a new one of a class that experience has taught."""
         return self._changed(cls, "learned", self.effects)
 
+    def collated(self) -> Classification:
+        """The same as a new one whose answer depends on a collation, which only PostgreSQL has."""
+        found = self._changed(self.cls, self.reason, self.effects)
+        found.fragile = True
+        return found
+
     def _changed(self, cls: Class, reason: str, effects: Effect) -> Classification:
         found = Classification(
             cls,

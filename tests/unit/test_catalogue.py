@@ -440,37 +440,45 @@ COLLATED = inventory.catalogue_of(
 
 
 @pytest.mark.parametrize(
-    ("sql", "cls"),
+    ("sql", "collated"),
     [
-        ("SELECT qty, count(*) FROM item GROUP BY qty ORDER BY qty", Class.ANALYTIC),
-        ("SELECT label, count(*) FROM item GROUP BY label", Class.ANALYTIC),
-        ("SELECT count(*) FROM item WHERE label = 'a' OR label LIKE 'b%'", Class.ANALYTIC),
-        ("SELECT CASE WHEN qty = 1 THEN 'a' ELSE 'B' END AS k, count(*) FROM item GROUP BY 1", Class.ANALYTIC),
-        ("SELECT date_trunc('day', d), count(*) FROM item WHERE k <> 'x' GROUP BY 1 ORDER BY 1", Class.ANALYTIC),
-        ("SELECT label, count(*) FROM item GROUP BY label ORDER BY label", Class.READ),
-        ("SELECT label AS l, count(*) FROM item GROUP BY 1 ORDER BY l", Class.READ),
-        ("SELECT count(*) FROM item WHERE label > 'a'", Class.READ),
-        ("SELECT count(*) FROM item WHERE label BETWEEN 'a' AND 'b'", Class.READ),
-        ("SELECT count(*), max(label) FROM item", Class.READ),
-        ("SELECT count(*), greatest(max(qty), 1), sum(length(label)) FROM item", Class.READ),
-        ("SELECT string_agg(label, ',' ORDER BY label) FROM item", Class.READ),
-        ("SELECT qty, rank() OVER (ORDER BY label) FROM item", Class.READ),
-        ("SELECT upper(label), count(*) FROM item GROUP BY 1", Class.READ),
-        ("SELECT CASE WHEN qty = 1 THEN 'a' ELSE 'B' END AS k, count(*) FROM item GROUP BY 1 ORDER BY 1", Class.READ),
-        ("SELECT 'a' AS k, count(*) FROM item UNION ALL SELECT 'B', count(*) FROM item ORDER BY 1", Class.READ),
-        ("SELECT *, count(*) OVER () FROM item ORDER BY 2", Class.READ),
-        ("SELECT l, count(*) FROM item AS i(l) GROUP BY l ORDER BY l", Class.READ),
-        ("SELECT count(*) FROM item WHERE alike <> 'a'", Class.READ),
-        ("SELECT count(*) FROM (SELECT DISTINCT * FROM item) s", Class.READ),
+        ("SELECT qty, count(*) FROM item GROUP BY qty ORDER BY qty", False),
+        ("SELECT label, count(*) FROM item GROUP BY label", False),
+        ("SELECT count(*) FROM item WHERE label = 'a' OR label LIKE 'b%'", False),
+        ("SELECT CASE WHEN qty = 1 THEN 'a' ELSE 'B' END AS k, count(*) FROM item GROUP BY 1", False),
+        ("SELECT date_trunc('day', d), count(*) FROM item WHERE k <> 'x' GROUP BY 1 ORDER BY 1", False),
+        ("SELECT label, count(*) FROM item GROUP BY label ORDER BY label", True),
+        ("SELECT label AS l, count(*) FROM item GROUP BY 1 ORDER BY l", True),
+        ("SELECT count(*) FROM item WHERE label > 'a'", True),
+        ("SELECT count(*) FROM item WHERE label BETWEEN 'a' AND 'b'", True),
+        ("SELECT count(*), max(label) FROM item", True),
+        ("SELECT count(*), greatest(max(qty), 1), sum(length(label)) FROM item", True),
+        ("SELECT string_agg(label, ',' ORDER BY label) FROM item", True),
+        ("SELECT qty, rank() OVER (ORDER BY label) FROM item", True),
+        ("SELECT upper(label), count(*) FROM item GROUP BY 1", True),
+        ("SELECT CASE WHEN qty = 1 THEN 'a' ELSE 'B' END AS k, count(*) FROM item GROUP BY 1 ORDER BY 1", True),
+        ("SELECT 'a' AS k, count(*) FROM item UNION ALL SELECT 'B', count(*) FROM item ORDER BY 1", True),
+        ("SELECT *, count(*) OVER () FROM item ORDER BY 2", True),
+        ("SELECT l, count(*) FROM item AS i(l) GROUP BY l ORDER BY l", True),
+        ("SELECT count(*) FROM item WHERE alike <> 'a'", True),
+        ("SELECT count(*) FROM (SELECT DISTINCT * FROM item) s", True),
     ],
 )
-def test_what_depends_on_a_collation_is_no_analytic_statement(sql: str, cls: Class) -> None:
+def test_what_depends_on_a_collation_is_for_postgresql_only(sql: str, collated: bool) -> None:
     found = classify(sql.encode())
-    assert bind(found, inventory.catalogue_of({**NONE, "relations": [ITEM]})).cls is Class.ANALYTIC
-    assert bind(found, COLLATED).cls is cls
+    bound = bind(found, inventory.catalogue_of({**NONE, "relations": [ITEM]}))
+    assert (bound.cls, bound.fragile) == (Class.ANALYTIC, False)
+    bound = bind(found, COLLATED)
+    assert (bound.cls, bound.fragile) == (Class.ANALYTIC, collated)
+
+
+def test_a_plain_read_may_depend_on_a_collation_too() -> None:
+    """A hint may want it on a columnar node."""
+    assert bind(classify(b"SELECT label FROM item ORDER BY label"), COLLATED).fragile
+    assert not bind(classify(b"SELECT label FROM item ORDER BY qty"), COLLATED).fragile
 
 
 def test_a_collation_hides_no_time() -> None:
     timed = classify(b"SELECT max(label) FROM item WHERE made < now() GROUP BY qty")
-    assert timed.timed and bind(timed, COLLATED).cls is Class.READ
-    assert bind(timed, COLLATED).timed
+    bound = bind(timed, COLLATED)
+    assert timed.timed and bound.timed and bound.fragile
