@@ -105,6 +105,7 @@ def test_two_hundred_reports(serve: Serve, node: ColumnarNode, dialect: str) -> 
                 others.append((how, sql))
             if ran(node, mark.strip()):
                 columnar.add(number)
+    print(f"{dialect}: {len(REPORTS)} reports, {len(others)} of other answers, {len(columnar)} on the columnar node")
     assert others == []
     assert len(columnar) > LEAST[dialect], sorted(set(range(200)) - columnar)
 

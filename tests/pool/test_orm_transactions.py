@@ -159,6 +159,7 @@ def test_requests_that_read_are_on_replicas(service: Service, application: str) 
     assert eventually(all_counted, 10)
     requests.close()  # type: ignore[attr-defined]
     on_replicas, on_primary = last[0] - before[0], last[1] - before[1]
+    print(f"{application}: {on_replicas} units on replicas, {on_primary} on the primary")
     assert on_replicas >= 0.9 * (on_replicas + on_primary), (on_replicas, on_primary)
 
 
