@@ -303,7 +303,9 @@ class Worker:
 
     def send_counters(self) -> None:
         """Once a second."""
-        self.counters.classify_hits = self.classifier.hits
+        self.counters.classify_exact = self.classifier.hits_exact
+        self.counters.classify_folded = self.classifier.hits_folded
+        self.counters.classify_shape = self.classifier.hits_shape
         self.counters.classify_misses = self.classifier.misses
         self.counters.clients_current = self._own_clients()
         self.counters.held_current = len(self._held)

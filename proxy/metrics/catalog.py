@@ -70,7 +70,7 @@ SWITCHES = Metric(
     "Clients of a service that went over to this node, by the reason.",
     ("service", "node", "reason"),
 )
-_CLASSIFICATIONS = Metric("classifications", "counter", "Classifications by cache result.", ("result",))
+_CLASSIFICATIONS = Metric("classifications", "counter", "Texts by the step of the cache that knew them.", ("result",))
 _UNITS = Metric("units", "counter", "Units routed, by class.", ("class",))
 
 WORKER: dict[str, Source] = {
@@ -82,7 +82,9 @@ WORKER: dict[str, Source] = {
     "cancels": Source(Metric("cancels", "counter", "Cancel requests received.")),
     "cancels_forwarded": Source(Metric("cancels_forwarded", "counter", "Cancel requests passed on to a node.")),
     "protocol_errors": Source(Metric("protocol_errors", "counter", "Connections closed for breaking the protocol.")),
-    "classify_hits": Source(_CLASSIFICATIONS, {"result": "hit"}),
+    "classify_exact": Source(_CLASSIFICATIONS, {"result": "exact"}),
+    "classify_folded": Source(_CLASSIFICATIONS, {"result": "folded"}),
+    "classify_shape": Source(_CLASSIFICATIONS, {"result": "shape"}),
     "classify_misses": Source(_CLASSIFICATIONS, {"result": "miss"}),
     "routed_write": Source(_UNITS, {"class": "write"}),
     "routed_read": Source(_UNITS, {"class": "read"}),

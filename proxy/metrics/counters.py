@@ -29,7 +29,12 @@ class WorkerCounters:
     """Cancels that went on to a node, because the statement was running there."""
     protocol_errors: int = 0
     """Clients or servers closed with 08P01."""
-    classify_hits: int = 0
+    classify_exact: int = 0
+    """Texts whose classification was known: by the text itself."""
+    classify_folded: int = 0
+    """By the text with its digits made alike."""
+    classify_shape: int = 0
+    """By the text without its literals and comments."""
     classify_misses: int = 0
     routed_write: int = 0
     routed_read: int = 0

@@ -347,7 +347,7 @@ class ClientPolicies:
         """
         if self.plain and hints is None and settings is None:
             return NOTHING
-        # Texts that differ in numbers share a classification, and a pattern may tell them apart.
+        # Texts that differ in constants share a classification, and a pattern may tell them apart.
         patterns = self.owner.patterns_in(text) if self._searches and text else _NONE
         decisions = self.owner.decisions
         key = (self, found, hints, settings, patterns)
@@ -366,6 +366,8 @@ class ClientPolicies:
         settings: Hints | None,
         patterns: frozenset[str],
     ) -> Decision:
+        if text and found.text:
+            text = found.text  # of all that share the classification the one that a parser has read
         used = tables(text) if self._wants_tables else frozenset()
         has_shape = self._wants_shape and found.statements == 1 and found.kind in SHAPED
         fingerprint = shape(text) if has_shape else ""

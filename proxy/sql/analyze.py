@@ -46,15 +46,15 @@ class Opinion(StrEnum):
     WRITE = "write"
     NONE = "none"
     """It can't read the text, or reads it as something that it keeps as plain text."""
+    LATER = "later"
+    """It wasn't asked: that would take too long here."""
 
 
 def opinion(text: str) -> Opinion:
     """Return sqlglot's opinion of one statement; never raises."""
-    if len(text) > MAX_TEXT:
-        return Opinion.NONE
-    readable = prepared(text)
+    readable = prepared(text) if len(text) <= MAX_TEXT else None
     if readable is None:
-        return Opinion.NONE
+        return Opinion.LATER
     try:
         trees = sqlglot.parse(readable, read=Postgres)
         tree = next((tree for tree in trees if tree is not None), None)

@@ -16,6 +16,7 @@ from .analyze import Opinion, opinion
 from .cache import TextCache
 from .grammar import Unparsed, parse
 from .model import DDL, EXPLAIN_ROUTE, Class, Classification, Effect, Uses, joined
+from .portable import BY_VALUE
 from .verdicts import RANK, Verdict, judge
 
 MAX_PARSED = 16 * 1024
@@ -23,49 +24,92 @@ MAX_PARSED = 16 * 1024
 
 _OWN_SETTINGS = b"pgtrident."
 _BY_SHAPE = frozenset(("select", "values", "insert", "update", "delete", "merge"))
+_BY_ARGUMENT = BY_VALUE | {"set_config"}
+"""Functions of which a constant argument may decide what a statement is; a call of them never holds for other texts."""
 
 
 class Classifier:
     """Classifies texts and remembers them, at most `entries` of together `size` bytes.
 
     First by the exact text, then by the text with its digits folded, since many applications send a new
-    text each time (`pgbench -S`). A folded text answers only for plain statements without effects, whose
-    class no number decides.
+    text each time (`pgbench -S`), then by what is left of it without its literals and comments. The last two answer
+    only for plain statements without effects, of which no constant decides anything.
+
+    The last one is not libpg_query's fingerprint. That is one for `count(*) FROM t WHERE a = 1` and `WHERE a = true`,
+    for `FROM t` and `FROM t, t b`, round(a) and round(a, 2), 'a'::text and 'a'::date, which are not alike here; and a
+    parser must not get a text before its depth is known, so that it takes 5-190 us, and `lexical.skeleton` 3-20.
 
     Attributes:
-        hits, misses: how many texts were found in the cache, and how many had to be looked at.
+        hits_exact, hits_folded, hits_shape: how many texts were found by each step.
+        misses: how many had to be looked at.
     """
 
-    __slots__ = ("_cache", "_folded", "hits", "misses")
+    __slots__ = ("_cache", "_folded", "_shapes", "hits_exact", "hits_folded", "hits_shape", "misses")
 
     def __init__(self, entries: int, size: int) -> None:
-        self._cache: TextCache[Classification] = TextCache(entries // 2, size // 2)
-        self._folded: TextCache[Classification] = TextCache(entries // 2, size // 2)
-        self.hits = 0
+        self._cache: TextCache[Classification] = TextCache(entries // 3, size // 3)
+        self._folded: TextCache[Classification] = TextCache(entries // 3, size // 3)
+        self._shapes: TextCache[Classification] = TextCache(entries // 3, size // 3)
+        self.hits_exact = 0
+        self.hits_folded = 0
+        self.hits_shape = 0
         self.misses = 0
 
     def classify(self, sql: bytes) -> Classification:
-        """Return what a text is; the object is shared by all who send that text. A hit costs 0.1 us."""
+        """Return what a text is; the object is shared by all who send that text. A hit costs 0.1 us, one by shape
+        3-20."""
         found = self._cache.young.get(sql) or self._cache.get(sql)
         if found is not None:
-            self.hits += 1
+            self.hits_exact += 1
             return found
-        shape = lexical.folded(sql)
-        found = self._folded.get(shape)
+        folded = lexical.folded(sql)
+        found = self._folded.get(folded)
         if found is not None:
-            self.hits += 1
+            self.hits_folded += 1
             return found
-        self.misses += 1
-        found = classify(sql)
-        found.text = sql
-        if _OWN_SETTINGS in sql.lower():
-            found.reads_wishes = True
-            found.quick = False
-        if found.plain and found.kind in _BY_SHAPE and lexical.is_foldable(sql):
-            self._folded.put(shape, found)
+        shape = _shape(sql)
+        found = self._shapes.get(shape) if shape else None
+        if found is not None:
+            self.hits_shape += 1
+        else:
+            self.misses += 1
+            found = classify(sql)
+            found.text = sql
+            if _OWN_SETTINGS in sql.lower():
+                found.reads_wishes = True
+                found.quick = False
+            if _is_shared(found):
+                found.foldable = lexical.is_foldable(sql)
+                if shape and not found.unheard:
+                    self._shapes.put(shape, found)
+        if found.foldable:
+            self._folded.put(folded, found)
         else:
             self._cache.put(sql, found)
         return found
+
+
+def _shape(sql: bytes) -> bytes:
+    """What texts have in common that differ in the values of constants only, or ""; for `_is_shared` ones."""
+    if len(sql) > MAX_PARSED:
+        return b""
+    lower = sql.lower()
+    text = sql.decode("utf-8", "surrogateescape")
+    if _OWN_SETTINGS in lower or not (text.isascii() or _is_unicode(text)):
+        return b""
+    skeleton = lexical.skeleton(sql)
+    has_word = b"now" in lower or b"day" in lower or b"tomorrow" in lower
+    return skeleton + b"\0timed" if has_word and lexical.may_tell_time(text) else skeleton
+
+
+def _is_shared(found: Classification) -> bool:
+    """Whether it holds for any text with other constants too."""
+    return (
+        found.plain
+        and found.kind in _BY_SHAPE
+        and found.reason != "syntax"
+        and (found.uses is None or not any(name in _BY_ARGUMENT for _, name in found.uses.functions))
+    )
 
 
 def classify(sql: bytes, witness: Callable[[str], Opinion] = opinion) -> Classification:
@@ -99,16 +143,20 @@ def classify(sql: bytes, witness: Callable[[str], Opinion] = opinion) -> Classif
     if len(verdicts) > 1:
         return _several(verdicts)
     first.timed = first.timed or lexical.may_tell_time(text)
+    unheard = False
     if first.cls is Class.READ or first.cls is Class.ANALYTIC:
-        _weigh_opinion(first, witness(text) if first.kind == "select" else Opinion.NONE)
+        second = witness(text) if first.kind == "select" else Opinion.NONE
+        _weigh_opinion(first, second)
+        unheard = second is Opinion.LATER
     uses = first.used()
     span = lexical.statement_name(text) if first.name else None
-    at_best = _single(first, span, uses)
-    if not first.doubt:
-        return at_best
-    first.at_least(Class.WRITE, first.doubt)
-    first.effects |= Effect.UNKNOWN_CODE
-    return _single(first, span, uses, at_best)
+    found = _single(first, span, uses)
+    if first.doubt:
+        first.at_least(Class.WRITE, first.doubt)
+        first.effects |= Effect.UNKNOWN_CODE
+        found = _single(first, span, uses, found)
+    found.unheard = unheard
+    return found
 
 
 def _single(
@@ -147,8 +195,8 @@ def _is_unicode(text: str) -> bool:
 def _weigh_opinion(verdict: Verdict, second: Opinion) -> None:
     """Add a second opinion to the verdict on a read; the safer one counts.
 
-    A witness that can't read the text leaves the grammar to decide alone, between read and primary: an
-    analytic statement must be understood by both.
+    A witness that can't read the text, or hasn't yet, leaves the grammar to decide alone, between read and primary:
+    an analytic statement must be understood by both.
     """
     if second is Opinion.WRITE:
         verdict.cls, verdict.reason = Class.WRITE, "disputed"

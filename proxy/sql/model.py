@@ -167,7 +167,9 @@ class Classification:
         writes: whether its class is write.
         reads_wishes: whether it may read or set the proxy's own settings (`pgtrident.*`).
         uses: names whose meaning the database decides, or None if there are none.
-        text: what was classified, for the one text (of those with equal digits folded) that was looked at.
+        text: what was classified, for the one text (of those that share it) that was looked at.
+        foldable: whether it holds for all texts with the same digits folded.
+        unheard: a read of which the second witness has not spoken, since that would take too long.
         at_best: what it is if all names in `uses` turn out to be harmless; None if it is that already.
     """
 
@@ -176,6 +178,7 @@ class Classification:
         "cls",
         "effects",
         "ends_transaction",
+        "foldable",
         "fragile",
         "isolation",
         "kind",
@@ -193,6 +196,7 @@ class Classification:
         "statements",
         "text",
         "timed",
+        "unheard",
         "uses",
         "writes",
     )
@@ -242,6 +246,8 @@ class Classification:
         self.at_best = at_best
         self.text = b""
         self.reads_wishes = False
+        self.foldable = False
+        self.unheard = False
 
     def watched(self) -> Classification:
         """The same as a new one that runs code that can't be seen."""

@@ -32,6 +32,9 @@ TYPES = names(
     """
 )
 
+BY_VALUE = names("date_part extract substr substring")
+"""Functions that have another result there for some values of their arguments (see `_differs`)."""
+
 OPERATORS = names("= <> != < <= > >= + - * / % ~~ !~~ ~~* !~~* BETWEEN") | {
     "NOT BETWEEN",
     "NOT BETWEEN SYMMETRIC",

@@ -317,6 +317,15 @@ def test_decisions_are_remembered_by_what_they_depend_on() -> None:
     assert ask(b"SELECT 1 FROM t WHERE id = 51").policy is DEFAULT
 
 
+def test_a_text_too_large_for_a_parser_is_ruled_by_what_it_shares_its_shape_with() -> None:
+    classifier = Classifier(100, 100_000)
+    client = policies(a={"table": ["audit"], "reject": "no"}).of_client("", "", "")
+    small = classifier.classify(b"SELECT 1 FROM audit WHERE id IN ('x')")
+    large = b"SELECT 1 FROM audit WHERE id IN (%s)" % b",".join([b"'x'"] * 2000)
+    assert classifier.classify(large) is small
+    assert client.decide(large, small, None, None).rule == "a"
+
+
 def test_decisions_of_other_clients_and_settings_are_others() -> None:
     owner = policies(a={"user": ["ops"], "priority": "low"}, b={"user": ["app"], "priority": "high"})
     text, found = READ.encode(), classify(READ.encode())
