@@ -28,6 +28,7 @@ async def run(worker: Worker) -> None:
         worker.pools.upkeep(now)
         worker.expire_holds(now)
         worker.catalogues.upkeep()
+        worker.witness.upkeep()
         worker.tell_load()
         if passes % 10 == 0:
             worker.pools.housekeeping(now)

@@ -69,6 +69,7 @@ from .pools import Pools, ServerPool
 from .relay import tie
 from .routes import Routes
 from .services import Services
+from .witness import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Worker:
         self.trust = Trust()
         self.statements = Statements(b"pgt_" + os.urandom(4).hex().encode() + b"_")
         self.classifier = Classifier(self.config.routing.cache_entries, self.config.routing.cache_bytes)
+        self.witness = Witness(self)
         self.seen = Seen()
         self.router = self._new_router()
         routing = self.config.routing
@@ -175,6 +177,7 @@ class Worker:
             await asyncio.sleep(0.02)
         self._acceptor.close()
         self.pools.close_all()
+        self.witness.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

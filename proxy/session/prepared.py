@@ -155,6 +155,12 @@ class Statements:
         known = statement.origin or statement
         return self.intern(known.sql, known.types, context, known.classification, known.split)
 
+    def reclassify(self, old: Classification, new: Classification) -> None:
+        """More is known of a text than when it was parsed. Some 0.1 us a statement."""
+        for statement in list(self._known.values()):
+            if statement.classification is old:
+                statement.classification = new
+
     def __len__(self) -> int:
         return len(self._known)
 

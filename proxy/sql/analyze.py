@@ -5,7 +5,8 @@ opinions, and this one may also be that it can't read the text.
 
 It is asked only about texts that cost it little: 40-300 us for usual ones. Its time doubles with each level
 of brackets behind a type's name or ARRAY, as in date(date(x)) (it tries a type first, then a function), grows
-with the cube of a row of subscripts, and with the square of other nesting. So a budget comes first.
+with the cube of a row of subscripts, and with the square of other nesting. So a budget comes first. Off the event
+loop it has a larger one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ MAX_TOKENS = 800
 """Tokens, doubled for each level of nested type brackets."""
 MAX_NESTING = 30
 MAX_SUBSCRIPTS = 20
+PATIENT_TEXT = 16 * 1024
+PATIENT_TOKENS = 6400
+"""The same where nobody waits: 1,200 literals behind IN take 7 ms."""
 
 # It warns of every statement that it keeps as plain text; that is an opinion here, not an event.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -47,14 +51,22 @@ class Opinion(StrEnum):
     NONE = "none"
     """It can't read the text, or reads it as something that it keeps as plain text."""
     LATER = "later"
-    """It wasn't asked: that would take too long here."""
+    """It was not asked, since that would take too long here (`patient_opinion`)."""
 
 
 def opinion(text: str) -> Opinion:
-    """Return sqlglot's opinion of one statement; never raises."""
+    """Return sqlglot's opinion of one statement, or LATER if it would take too long; never raises."""
     readable = prepared(text) if len(text) <= MAX_TEXT else None
-    if readable is None:
-        return Opinion.LATER
+    return Opinion.LATER if readable is None else _opinion(readable)
+
+
+def patient_opinion(text: str) -> Opinion:
+    """The same off the event loop; NONE if it would take too long even so."""
+    readable = prepared(text, PATIENT_TOKENS) if len(text) <= PATIENT_TEXT else None
+    return Opinion.NONE if readable is None else _opinion(readable)
+
+
+def _opinion(readable: str) -> Opinion:
     try:
         trees = sqlglot.parse(readable, read=Postgres)
         tree = next((tree for tree in trees if tree is not None), None)
@@ -72,7 +84,7 @@ def opinion(text: str) -> Opinion:
     return Opinion.ANALYTIC if aggregates else Opinion.READ
 
 
-def prepared(text: str) -> str | None:
+def prepared(text: str, budget: int = MAX_TOKENS) -> str | None:
     """Return the text as sqlglot can read it, or None if that would cost too much.
 
     A space is put behind each parameter: its tokeniser can't read `$1,$2` without one.
@@ -95,10 +107,10 @@ def prepared(text: str) -> str | None:
                 most_typed = max(most_typed, typed)
             elif mark in ")]" and open_brackets:
                 typed -= open_brackets.pop()
-        if count > MAX_TOKENS or len(open_brackets) > MAX_NESTING or subscripts > MAX_SUBSCRIPTS:
+        if count > budget or len(open_brackets) > MAX_NESTING or subscripts > MAX_SUBSCRIPTS:
             return None
         after_type = kind in ("word", "quoted") and text[start:end].strip('"').lower() in _TYPE_WORDS
-    if count << most_typed > MAX_TOKENS:
+    if count << most_typed > budget:
         return None
     pieces.append(text[done:])
     return "".join(pieces)

@@ -23,6 +23,8 @@ MAX_PARSED = 16 * 1024
 """Bytes; a longer text is never given to a parser (C parsers die on deep text, and it would take long)."""
 
 _OWN_SETTINGS = b"pgtrident."
+MAX_UNHEARD = 64
+"""A text that finds no place is looked at again when the cache has forgotten it."""
 _BY_SHAPE = frozenset(("select", "values", "insert", "update", "delete", "merge"))
 _BY_ARGUMENT = BY_VALUE | {"set_config"}
 """Functions of which a constant argument may decide what a statement is; a call of them never holds for other texts."""
@@ -42,9 +44,11 @@ class Classifier:
     Attributes:
         hits_exact, hits_folded, hits_shape: how many texts were found by each step.
         misses: how many had to be looked at.
+        unheard: texts on which the second witness is to be heard (`hear`), and what they are meanwhile. Whoever asks it
+            takes them away; at most MAX_UNHEARD wait.
     """
 
-    __slots__ = ("_cache", "_folded", "_shapes", "hits_exact", "hits_folded", "hits_shape", "misses")
+    __slots__ = ("_cache", "_folded", "_shapes", "hits_exact", "hits_folded", "hits_shape", "misses", "unheard")
 
     def __init__(self, entries: int, size: int) -> None:
         self._cache: TextCache[Classification] = TextCache(entries // 3, size // 3)
@@ -54,6 +58,7 @@ class Classifier:
         self.hits_folded = 0
         self.hits_shape = 0
         self.misses = 0
+        self.unheard: dict[bytes, Classification] = {}
 
     def classify(self, sql: bytes) -> Classification:
         """Return what a text is; the object is shared by all who send that text. A hit costs 0.1 us, one by shape
@@ -62,8 +67,7 @@ class Classifier:
         if found is not None:
             self.hits_exact += 1
             return found
-        folded = lexical.folded(sql)
-        found = self._folded.get(folded)
+        found = self._folded.get(lexical.folded(sql))
         if found is not None:
             self.hits_folded += 1
             return found
@@ -71,22 +75,37 @@ class Classifier:
         found = self._shapes.get(shape) if shape else None
         if found is not None:
             self.hits_shape += 1
-        else:
-            self.misses += 1
-            found = classify(sql)
-            found.text = sql
-            if _OWN_SETTINGS in sql.lower():
-                found.reads_wishes = True
-                found.quick = False
-            if _is_shared(found):
-                found.foldable = lexical.is_foldable(sql)
-                if shape and not found.unheard:
-                    self._shapes.put(shape, found)
+            self._keep(sql, found)
+            return found
+        self.misses += 1
+        found = self._looked_at(sql, shape, opinion)
+        if found.unheard and len(self.unheard) < MAX_UNHEARD:
+            self.unheard[sql] = found
+        return found
+
+    def hear(self, sql: bytes, second: Opinion) -> Classification:
+        """Look at a text once more, with the second witness's opinion, and remember that. The same costs as at first:
+        1-4 ms for a long one."""
+        return self._looked_at(sql, _shape(sql), lambda _: second)
+
+    def _looked_at(self, sql: bytes, shape: bytes, witness: Callable[[str], Opinion]) -> Classification:
+        found = classify(sql, witness)
+        found.text = sql
+        if _OWN_SETTINGS in sql.lower():
+            found.reads_wishes = True
+            found.quick = False
+        if _is_shared(found):
+            found.foldable = lexical.is_foldable(sql)
+            if shape and not found.unheard:
+                self._shapes.put(shape, found)
+        self._keep(sql, found)
+        return found
+
+    def _keep(self, sql: bytes, found: Classification) -> None:
         if found.foldable:
-            self._folded.put(folded, found)
+            self._folded.put(lexical.folded(sql), found)
         else:
             self._cache.put(sql, found)
-        return found
 
 
 def _shape(sql: bytes) -> bytes:

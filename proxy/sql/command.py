@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from .analyze import patient_opinion
 from .catalogue import Catalogue, bind
 from .classify import classify
 from .model import Classification, Effect
@@ -25,7 +26,7 @@ def main(lines_in: Iterable[str], lines_out: TextIO, catalogue: Catalogue | None
         answer: dict[str, Any]
         try:
             sql = json.loads(line)["sql"]
-            found = classify(sql.encode("utf-8", "surrogatepass"))
+            found = classify(sql.encode("utf-8", "surrogatepass"), patient_opinion)
             answer = described(found if catalogue is None else bind(found, catalogue))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             status = 1

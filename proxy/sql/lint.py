@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from . import lexical
+from .analyze import patient_opinion
 from .catalogue import Catalogue, bind
 from .classify import classify
 from .model import Class
@@ -41,7 +42,7 @@ class Finding:
 def lint(text: str, catalogue: Catalogue | None = None) -> Iterator[Finding]:
     """Look at each statement of a file, which may be a log of the server."""
     for line, sql in statements(text):
-        found = classify(sql.encode("utf-8", "surrogateescape"))
+        found = classify(sql.encode("utf-8", "surrogateescape"), patient_opinion)
         if catalogue is not None:
             found = bind(found, catalogue)
         if found.cls in (Class.READ, Class.ANALYTIC):

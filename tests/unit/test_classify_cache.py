@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import re
 
@@ -9,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.run_witness import answer
 from proxy.sql import facts, lexical
-from proxy.sql.analyze import opinion
-from proxy.sql.classify import MAX_PARSED, Classifier, classify
-from proxy.sql.model import Classification, Uses
+from proxy.sql.analyze import Opinion, opinion, patient_opinion
+from proxy.sql.classify import MAX_PARSED, MAX_UNHEARD, Classifier, classify
+from proxy.sql.model import Class, Classification, Uses
 
 from .test_classify_corpus import rows
 
@@ -127,11 +130,64 @@ def test_texts_that_do_not_share(one: str, other: str) -> None:
 
 
 def test_what_was_not_looked_at_fully_answers_for_no_other() -> None:
-    long = "SELECT a FROM t WHERE b = 'x' AND c IN ({})".format(", ".join("'y'" for _ in range(1000)))
+    large = "SELECT a FROM t WHERE b = 'x' AND c IN ({})".format(", ".join("'y'" for _ in range(1000)))
     classifier = Classifier(100, 1_000_000)
-    assert classifier.classify(long.encode()).unheard
+    assert classifier.classify(large.encode()).unheard
     assert not classifier.classify(b"SELECT a FROM t WHERE b = 'z' AND c IN ('y')").unheard
     assert classifier.misses == 2
+
+
+def long(head: str) -> bytes:
+    """A text of that head that the second witness isn't asked about at once."""
+    return f"{head} FROM t JOIN u USING (a) WHERE b NOT IN ({', '.join(['12345'] * 500)})".encode()
+
+
+@pytest.mark.parametrize(
+    ("second", "cls", "reason"),
+    [
+        (Opinion.ANALYTIC, Class.ANALYTIC, "aggregate"),
+        (Opinion.READ, Class.READ, "select"),
+        (Opinion.NONE, Class.READ, "select"),
+        (Opinion.WRITE, Class.WRITE, "disputed"),
+    ],
+)
+def test_a_long_text_is_a_read_until_the_second_witness_has_spoken(second: Opinion, cls: Class, reason: str) -> None:
+    classifier = Classifier(100, 1_000_000)
+    sql = long("SELECT count(*)")
+    first = classifier.classify(sql)
+    assert (first.cls, first.reason) == (Class.READ, "select")
+    assert classifier.classify(sql) is first
+    assert classifier.unheard.popitem() == (sql, first) and not classifier.unheard
+    heard = classifier.hear(sql, second)
+    assert (heard.cls, heard.reason, heard.unheard) == (cls, reason, False)
+    assert (first.cls, first.reason) == (Class.READ, "select"), "what is in use doesn't change under its users"
+    assert classifier.classify(sql) is heard
+    assert classifier.classify(sql.replace(b"12345, ", b"1, ", 7)) is heard
+    assert fields(heard) == fields(classify(sql, lambda _: second))
+    assert not classifier.unheard and classifier.misses == 1
+
+
+def test_only_long_reads_wait_and_not_too_many() -> None:
+    classifier = Classifier(1000, 10_000_000)
+    for sql in (b"SELECT count(*) FROM t", long("DELETE").replace(b"JOIN u USING (a) ", b""), b"SELECT " + b"(" * 3000):
+        classifier.classify(sql)
+    assert not classifier.unheard
+    for number in range(2 * MAX_UNHEARD):
+        classifier.classify(long(f"SELECT a{number}"))
+    assert len(classifier.unheard) == MAX_UNHEARD
+
+
+def test_the_second_witness_reads_long_texts_where_nobody_waits() -> None:
+    text = long("SELECT count(*)").decode()
+    assert (opinion(text), patient_opinion(text)) == (Opinion.LATER, Opinion.ANALYTIC)
+    endless = "SELECT " + "date(" * 25 + "a" + ")" * 25 + " FROM t"
+    assert (opinion(endless), patient_opinion(endless)) == (Opinion.LATER, Opinion.NONE)
+    lines, out = (
+        [json.dumps(text), json.dumps("SELECT \udce9"), json.dumps("INSERT\nINTO"), json.dumps(endless)],
+        io.StringIO(),
+    )
+    answer(io.StringIO("\n".join(lines)), out)
+    assert out.getvalue().split() == ["analytic", "read", "none", "none"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ LAYERS = {
     2: {"session", "routing", "pool", "health", "failover", "degrade", "sharding"},
     3: {"ipc"},
     4: {"dataplane", "controlplane", "admin", "demo"},
-    5: {"__main__", "cli", "reach", "supervisor", "run_controller", "run_worker"},
+    5: {"__main__", "cli", "reach", "supervisor", "run_controller", "run_witness", "run_worker"},
 }
 LAYER = {unit: layer for layer, units in LAYERS.items() for unit in units}
 

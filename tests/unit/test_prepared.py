@@ -23,6 +23,7 @@ from proxy.metrics.counters import PoolCounters
 from proxy.session.prepared import ClientStatements, Compiler, Pending, ServerStatements, Statement, Statements, Step
 from proxy.session.state import States
 from proxy.sql.classify import classify
+from proxy.sql.model import Class, Classification
 from proxy.testing import FakeClock
 from proxy.wire import build, frontend
 from proxy.wire.frontend import Op, read_op
@@ -453,3 +454,12 @@ def test_each_client_sees_what_it_would_see_alone(
         own = clients[who].names
         assert {name: s.sql for name, s in own.named.items()} == alone[who].named
         assert alone[who].unnamed == (own.unnamed.sql if own.unnamed is not None else None)
+
+
+def test_what_is_learned_of_a_text_later_holds_for_its_statements() -> None:
+    statements = Statements(b"_p")
+    first, later, other = (Classification(cls, "x") for cls in (Class.READ, Class.ANALYTIC, Class.READ))
+    texts = [statements.intern(b"a", oids, "", first) for oids in (b"", b"1")]
+    apart = statements.intern(b"b", b"", "", other)
+    statements.reclassify(first, later)
+    assert [statement.classification for statement in (*texts, apart)] == [later, later, other]
