@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import trustme
 
-from proxy.demo.postgres import Cluster
+from proxy.demo.postgres import Cluster, Server
 
 USER = "bench"
 DATABASE = "bench"
 SETTINGS = {
+    # Else nothing is sent to replicas until the WAL writer comes by.
+    "synchronous_commit": "on",
     "max_connections": "300",
     "shared_buffers": "512MB",
     "max_wal_size": "8GB",
@@ -27,19 +31,17 @@ SETTINGS = {
 class Fleet:
     """Started servers with pgbench's tables; close with `close`."""
 
-    def __init__(self, scale: int) -> None:
+    def __init__(self, scale: int, settings: Mapping[str, str] | None = None) -> None:
         self.cluster = Cluster()
         self.directory = self.cluster.directory
+        self.rows = scale * 100_000
+        """Of pgbench_accounts."""
+        self.settings = {**SETTINGS, **(settings or {})}
         self.password = secrets.token_urlsafe(12)
         self.cert = self.directory / "bench.crt"
         self.key = self.directory / "bench.key"
         self._certificates()
-        self.primary = self.cluster.create(
-            "primary", settings=SETTINGS, hba=["host all all 127.0.0.1/32 scram-sha-256"]
-        )
-        self.primary.enable_tls(self.cert, self.key)
-        self.primary.query(f"CREATE ROLE {USER} LOGIN SUPERUSER PASSWORD '{self.password}'")
-        self.primary.query(f"CREATE DATABASE {DATABASE} OWNER {USER}")
+        self.primary = self.writer("primary", self.password)
         self.secret = str(self.primary.query(f"SELECT rolpassword FROM pg_authid WHERE rolname = '{USER}'")[0][0])
         environment = self.environment(self.primary.port)
         command = [self.pgbench, "-i", "-q", "-s", str(scale), DATABASE]
@@ -47,8 +49,29 @@ class Fleet:
         self.primary.query("CREATE UNLOGGED TABLE copied (line text)", dbname=DATABASE)
         self.primary.query("CHECKPOINT")
         self.replicas = [self.cluster.replica(name, self.primary) for name in ("replica1", "replica2")]
+        self.caught_up()
+
+    def writer(self, name: str, password: str) -> Server:
+        """A server that writes, with the user and an empty database. `password` may be the stored secret."""
+        server = self.cluster.create(name, settings=self.settings, hba=["host all all 127.0.0.1/32 scram-sha-256"])
+        server.enable_tls(self.cert, self.key)
+        server.query(f"CREATE ROLE {USER} LOGIN SUPERUSER PASSWORD '{password}'")
+        server.query(f"CREATE DATABASE {DATABASE} OWNER {USER}")
+        return server
+
+    def caught_up(self) -> None:
+        """Wait until the replicas hold what the primary does."""
         for replica in self.replicas:
             replica.wait_for_lsn(self.primary.lsn())
+
+    def left(self) -> None:
+        """Wait until no session of the user is left: a session adds to a server's statistics when it ends."""
+        deadline = time.monotonic() + 30
+        for server in self.cluster.servers.values():
+            while server.query(f"SELECT 1 FROM pg_stat_activity WHERE usename = '{USER}'"):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"sessions stay on {server.name}")
+                time.sleep(0.02)
 
     @property
     def pgbench(self) -> str:

@@ -7,23 +7,21 @@ how often and in which order.
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import uvloop
 
 from .client import Connection, LoginFailed, any_certificate, connect
 from .fleet import DATABASE, USER
-from .procs import cpu_seconds, memory_bytes
+from .pgbench import Failed, pgbench, quantile, reason
+from .procs import Meter
 from .systems import System
 
-PGBENCH_MARGIN = 60.0  # seconds that pgbench may take beyond its own time
 LINE = "x" * 99
 OPENING = 200  # logins under way at once while idle clients are opened
 
@@ -62,9 +60,9 @@ def loads(seconds: float, copy_mb: int, idle: int) -> list[Load]:
     for mode in ("simple", "extended", "prepared"):
         for clients in (1, 16, 64):
             title = f"select by key, {mode}, {clients} client{'s' if clients > 1 else ''}"
-            run = partial(pgbench, script=["-S"], mode=mode, clients=clients, seconds=seconds)
+            run = partial(transactions, script=["-S"], mode=mode, clients=clients, seconds=seconds)
             rows.append(Load(title, frozenset({"select", mode, str(clients)}), "tps", clients, run))
-    run = partial(pgbench, script=[], mode="simple", clients=16, seconds=seconds)
+    run = partial(transactions, script=[], mode="simple", clients=16, seconds=seconds)
     rows.append(Load("TPC-B-like, simple, 16 clients", frozenset({"tpcb", "16"}), "tps", 16, run))
     for way, copy in (("out", copy_out), ("in", copy_in)):
         title = f"COPY {copy_mb / 1000:g} GB {way}"
@@ -80,64 +78,21 @@ def loads(seconds: float, copy_mb: int, idle: int) -> list[Load]:
     return rows
 
 
-class _Meter:
-    """CPU of a system's proxy between its making and `per`."""
-
-    def __init__(self, system: System) -> None:
-        self._pid = system.pid
-        self._before = cpu_seconds(self._pid) if self._pid else 0.0
-
-    def per(self, count: float) -> float:
-        """Microseconds for each of `count`."""
-        return (cpu_seconds(self._pid) - self._before) * 1e6 / count if self._pid and count else 0.0
-
-    def memory(self) -> float:
-        return memory_bytes(self._pid) / 1e6 if self._pid else 0.0
-
-
-def pgbench(system: System, script: list[str], mode: str, clients: int, seconds: float) -> Measure:
-    """One run of pgbench; latencies from a tenth of its transactions, so that its log costs little."""
-    fleet = system.fleet
-    prefix = fleet.directory / "transactions"
-    command = [
-        *(fleet.pgbench, "-n", *script, "-M", mode, "-c", str(clients), "-j", str(min(clients, 2))),
-        *("-T", f"{max(1, round(seconds))}", "-l", "--log-prefix", str(prefix), "--sampling-rate", "0.1", DATABASE),
-    ]
-    meter = _Meter(system)
-    environment = fleet.environment(system.port)
+def transactions(system: System, script: list[str], mode: str, clients: int, seconds: float) -> Measure:
+    """One run of pgbench."""
+    meter = Meter(system.pid)
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=seconds + PGBENCH_MARGIN, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Measure(failed=f"failed: did not end in {seconds + PGBENCH_MARGIN:g} s")
-    count = re.search(r"number of transactions actually processed: (\d+)", done.stdout)
-    rate = re.search(r"^tps = ([\d.]+)", done.stdout, re.M)
-    latencies = sorted(_latencies(prefix))
-    if done.returncode or not count or not rate or not int(count[1]):
-        return Measure(failed=f"failed: {_reason(done.stderr)}")
+        bench = pgbench(system.fleet, system.port, [*script, "-M", mode], clients, seconds)
+    except Failed as failed:
+        return Measure(failed=f"failed: {failed}")
+    latencies = bench.all_latencies
     return Measure(
-        rate=float(rate[1]),
+        rate=bench.rate,
         p50_ms=quantile(latencies, 0.5),
         p99_ms=quantile(latencies, 0.99),
-        cpu_us=meter.per(int(count[1])),
+        cpu_us=meter.per(sum(bench.counts)),
         memory_mb=meter.memory(),
     )
-
-
-def _latencies(prefix: Path) -> list[float]:
-    """Milliseconds, from pgbench's logs (third field, in us), which are removed."""
-    found = []
-    for path in prefix.parent.glob(f"{prefix.name}.*"):
-        found += [int(line.split()[2]) / 1000 for line in path.read_text().splitlines()]
-        path.unlink()
-    return found
-
-
-def _reason(stderr: str) -> str:
-    """The first error that a program printed, without its own name."""
-    lines = [line for line in stderr.splitlines() if "error" in line.lower()] or stderr.splitlines() or ["no output"]
-    return re.sub(r"^pgbench: error: |^psql: error: |client \d+ ", "", lines[0])[:120]
 
 
 def copy_out(system: System, megabytes: int) -> Measure:
@@ -158,7 +113,7 @@ def copy_in(system: System, megabytes: int) -> Measure:
 
 def _copy(system: System, command: str, megabytes: int) -> Measure:
     fleet = system.fleet
-    meter = _Meter(system)
+    meter = Meter(system.pid)
     began = time.monotonic()
     done = subprocess.run(
         [fleet.psql, "-X", "-q", "-c", command],
@@ -170,7 +125,7 @@ def _copy(system: System, command: str, megabytes: int) -> Measure:
     )
     took = time.monotonic() - began
     if done.returncode:
-        return Measure(failed=f"failed: {_reason(done.stderr)}")
+        return Measure(failed=f"failed: {reason(done.stderr)}")
     return Measure(rate=megabytes / took, cpu_us=meter.per(megabytes), memory_mb=meter.memory())
 
 
@@ -201,7 +156,7 @@ def connects(system: System, seconds: float, tls: bool, per_second: int = 500) -
                 group.create_task(one())
         return took, failures, time.monotonic() - began
 
-    meter = _Meter(system)
+    meter = Meter(system.pid)
     took, failures, elapsed = uvloop.run(main())
     if failures:
         return Measure(failed=f"{len(failures)} of {len(failures) + len(took)} failed: {failures[0][:80]}")
@@ -235,7 +190,7 @@ def idlers(system: System, count: int, tls: bool) -> Measure:
             task.result().close()
         return elapsed, memory
 
-    meter = _Meter(system)
+    meter = Meter(system.pid)
     try:
         elapsed, memory = uvloop.run(main())
     except* (OSError, LoginFailed, asyncio.IncompleteReadError) as group:
@@ -248,8 +203,3 @@ def idlers(system: System, count: int, tls: bool) -> Measure:
 
 async def _connect(system: System, tls: ssl.SSLContext | None) -> Connection:
     return await connect(system.port, USER, system.fleet.password, DATABASE, tls)
-
-
-def quantile(ordered: list[float], share: float) -> float:
-    """Of values in order; 0 without any."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0

@@ -11,6 +11,22 @@ from pathlib import Path
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
+class Meter:
+    """CPU of a process and those below it between its making and `per`; of none with pid 0."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = cpu_seconds(pid) if pid else 0.0
+
+    def per(self, count: float) -> float:
+        """Microseconds for each of `count`."""
+        return (cpu_seconds(self._pid) - self._before) * 1e6 / count if self._pid and count else 0.0
+
+    def memory(self) -> float:
+        """Megabytes that they have now."""
+        return memory_bytes(self._pid) / 1e6 if self._pid else 0.0
+
+
 def tree(root: int) -> list[int]:
     """`root` and all below it that are alive."""
     found = [root]

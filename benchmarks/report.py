@@ -5,12 +5,17 @@ Owns the form of the table. Pure: measures in, text out. Called by `run`.
 
 from __future__ import annotations
 
+import contextlib
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from .loads import Load, Measure
+from .study import FAILED, Figures, Study
 
+Told = tuple[Study, Mapping[str, Figures]]
+"""A study with its rows."""
 BASE = "pgbouncer"
 OURS = "pgtrident"
 HEAD = ("system", "rate", "x PgBouncer", "p50 ms", "p99 ms", "proxy's CPU us", "x PgBouncer", "memory MB")
@@ -63,7 +68,21 @@ def table(row: Row) -> str:
     return f"### {row.load.title}\n\n" + "\n".join(lines) + "\n"
 
 
-def goals(rows: Sequence[Row]) -> str:
+def study_table(told: Told) -> str:
+    """One study as a Markdown table."""
+    study, rows = told
+    columns = list(dict.fromkeys(column for figures in rows.values() for column in figures if column != FAILED))
+    lines = [_line(("", *columns)), _line("---" for _ in range(len(columns) + 1))]
+    for name, figures in rows.items():
+        cells = [_cell(figures[column]) if column in figures else "" for column in columns]
+        if FAILED in figures:
+            cells[:1] = [_plain(str(figures[FAILED]))]
+        lines.append(_line((name, *cells)))
+    about = "\n\n".join(textwrap.fill(paragraph, 118) for paragraph in study.about.split("\n\n"))
+    return f"### {study.title}\n\n{about}\n\n" + "\n".join(lines) + "\n"
+
+
+def goals(rows: Sequence[Row], studies: Sequence[Told] = ()) -> str:
     """What this release is to reach, and what it did, as far as the loads were run."""
     found = {row.load.pick: row.measures for row in rows}
 
@@ -97,16 +116,22 @@ def goals(rows: Sequence[Row]) -> str:
     for kind, megabytes in (("plain", 150), ("tls", 400)):
         memory = seen(OURS, "idle", kind).memory_mb
         goal(f"idle clients, {kind}: MB", memory, 1.0, f"under {megabytes}", megabytes, at_most=True)
+    for study, figures in studies:
+        with contextlib.suppress(KeyError):
+            for each in study.goals(figures):
+                wanted = f"at {'most' if each.at_most else 'least'} {each.limit:g}"
+                goal(each.what, each.value, 1.0, wanted, each.limit, at_most=each.at_most)
     if not lines:
         return ""
     head = [_line(("what", "wanted", "seen", "reached")), _line(["---"] * 4)]
     return "## Goals of this release\n\n" + "\n".join(head + lines) + "\n"
 
 
-def page(rows: Sequence[Row], facts: Mapping[str, str]) -> str:
+def page(rows: Sequence[Row], studies: Sequence[Told], facts: Mapping[str, str]) -> str:
     """The whole page."""
     head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
     body = "\n".join(table(row) for row in rows)
+    more = "\n".join(study_table(told) for told in studies)
     return f"""# Benchmark
 
 {head}
@@ -119,14 +144,22 @@ reads to two replicas; `-pure` is the same from source without compiled modules.
 system time of all its processes for one transaction or connect (for COPY: one megabyte; for idle clients: one
 login). Memory is the proportional set size of all its processes at the end of the load.
 
-{goals(rows)}
+{goals(rows, studies)}
 ## Loads
 
-{body}"""
+{body}
+## Studies
+
+{more}"""
 
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def _cell(value: float | str) -> str:
+    """Of a study, where zero was measured."""
+    return value if isinstance(value, str) else _number(value) or "0"
 
 
 def _number(value: float) -> str:

@@ -14,12 +14,14 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from . import shares
 from .fleet import Fleet
 from .loads import Load, Measure, loads
-from .report import Row, goals, middle, page, table
+from .report import Row, goals, middle, page, study_table, table
+from .study import Study, studied
 from .systems import System, candidates
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -29,20 +31,24 @@ def main(argv: Sequence[str]) -> int:
     """Exit status: 0, or 1 when a system could not be measured at all."""
     options = parse(argv)
     began = time.monotonic()
-    rows = [
-        load
-        for load in loads(options.seconds, options.copy_mb, options.idle)
-        if all(word in load.pick for word in options.only)
-    ]
-    if not rows:
-        print("no load fits --only")
+    rows = [load for load in loads(options.seconds, options.copy_mb, options.idle) if options.only <= load.pick]
+    # A study has systems of its own.
+    asked = [study for study in studies(options.seconds) if options.only <= study.pick and not options.systems]
+    if not rows and not asked:
+        print("nothing fits --only")
         return 1
     print("starting the cluster", flush=True)
-    with contextlib.closing(Fleet(options.scale)) as fleet, contextlib.ExitStack() as stack:
-        systems, broken = started(candidates(fleet), options.systems, stack)
-        versions = ", ".join(dict.fromkeys(system.version() for system in systems))
-        done = [measured(load, systems, options.repeats) for load in rows]
-    print(goals(done))
+    with contextlib.closing(Fleet(options.scale)) as fleet:
+        systems = list(candidates(fleet))
+        versions = ", ".join(dict.fromkeys(system.version() for system in systems if system.usual))
+        with contextlib.ExitStack() as stack:
+            serving, broken = started(systems, options.systems, stack) if rows else ([], [])
+            done = [measured(load, serving, options.repeats) for load in rows]
+        found = []
+        for study in asked:
+            found.append((study, studied(study, fleet, options.repeats)))
+            print(study_table(found[-1]), flush=True)
+    print(goals(done, found))
     facts = {
         "command": shlex.join(["python", "-m", "benchmarks.run", *argv]),
         "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
@@ -52,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         "took": f"{(time.monotonic() - began) / 60:.0f} min",
     }
     if options.output:
-        options.output.write_text(page(done, facts))
+        options.output.write_text(page(done, found, facts))
         print(f"written: {options.output}")
     return 1 if broken else 0
 
@@ -60,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="pgtrident beside other proxies")
     parser.add_argument("--quick", action="store_true", help="one short repeat, small sizes, writes no page")
-    parser.add_argument("--only", type=words, default=[], help="loads with all these words, e.g. simple,16")
+    parser.add_argument("--only", type=words, default=[], help="loads and studies with all these words, e.g. simple,16")
     parser.add_argument("--systems", type=words, default=[], help="only these, e.g. direct,pgbouncer,pgtrident")
     parser.add_argument("--seconds", type=float, help="of each run (5)")
     parser.add_argument("--repeats", type=int, help="of each load (3)")
@@ -73,9 +79,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name, value in zip(("seconds", "repeats", "scale", "copy_mb", "idle"), usual, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, value)
+    options.only = frozenset(options.only)
     if not (options.output or options.quick or options.only or options.systems):
         options.output = RESULTS
     return options
+
+
+def studies(seconds: float) -> list[Study]:
+    """All of them, in the page's order."""
+    return [*shares.studies(seconds)]
 
 
 def words(text: str) -> list[str]:
@@ -83,7 +95,7 @@ def words(text: str) -> list[str]:
 
 
 def started(
-    systems: Iterator[System], wanted: Sequence[str], stack: contextlib.ExitStack
+    systems: Iterable[System], wanted: Sequence[str], stack: contextlib.ExitStack
 ) -> tuple[list[System], list[str]]:
     """Those that serve, to be stopped by `stack`, and the names of those that don't."""
     serving: list[System] = []

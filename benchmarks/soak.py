@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from .fleet import Fleet
-from .loads import connects, pgbench
+from .loads import connects, transactions
 from .systems import Pgtrident
 
 ALLOWED_GROWTH = 1.05
@@ -27,13 +27,13 @@ def main(argv: Sequence[str]) -> int:
     minutes = parser.parse_args(argv).minutes
     seen: list[float] = []
     with contextlib.closing(Fleet(scale=5)) as fleet:
-        system = Pgtrident(fleet, replicas=True, compiled=True)
+        system = Pgtrident(fleet, replicas=2)
         system.start()
         try:
             end = time.monotonic() + minutes * 60
             while time.monotonic() < end:
-                measures = [pgbench(system, ["-S"], mode, 32, 4.0) for mode in ("simple", "extended", "prepared")]
-                measures.append(pgbench(system, [], "simple", 16, 4.0))
+                measures = [transactions(system, ["-S"], mode, 32, 4.0) for mode in ("simple", "extended", "prepared")]
+                measures.append(transactions(system, [], "simple", 16, 4.0))
                 measures.append(connects(system, 2.0, tls=True, per_second=100))
                 for failed in (measure.failed for measure in measures if measure.failed):
                     print(failed)

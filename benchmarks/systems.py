@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 import psycopg
 
-from proxy.demo.postgres import free_port
+from proxy.demo.postgres import Server, free_port
 
 from .fleet import DATABASE, USER, Fleet
 
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 POOL_SIZE = 20
 MAX_CLIENTS = 12_000
 START_SECONDS = 20.0
+Result = TypeVar("Result")
 
 
 class System:
@@ -51,6 +52,15 @@ class System:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def meanwhile(self, run: Callable[[], Result]) -> Result:
+        """Serve while `run` lasts, and wait until its sessions have ended, so that the servers have counted them."""
+        self.start()
+        try:
+            return run()
+        finally:
+            self.stop()
+            self.fleet.left()
 
     @property
     def pid(self) -> int:
@@ -85,7 +95,7 @@ class Proxy(System):
         with self._log.open("wb") as log:
             self._process = self.spawn(log)
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
+        while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError(f"{self.name} does not serve:\n{self._log.read_text()[-2000:]}")
@@ -106,18 +116,24 @@ class Proxy(System):
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    def _answers(self) -> bool:
+    def ask(self, sql: str, database: str = DATABASE) -> list[tuple[Any, ...]]:
+        """What a client that logs in for it is answered. Raises psycopg.Error."""
+        with psycopg.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user=USER,
+            password=self.fleet.password,
+            dbname=database,
+            sslmode="disable",
+            connect_timeout=2,
+            autocommit=True,
+        ) as connection:
+            return connection.execute(sql.encode(), prepare=False).fetchall()
+
+    def answers(self) -> bool:
+        """Whether it serves as it is meant to."""
         try:
-            with psycopg.connect(
-                host="127.0.0.1",
-                port=self.port,
-                user=USER,
-                password=self.fleet.password,
-                dbname=DATABASE,
-                sslmode="disable",
-                connect_timeout=2,
-            ) as connection:
-                connection.execute("SELECT 1")
+            self.ask("SELECT 1")
         except psycopg.Error:
             return False
         return True
@@ -167,6 +183,10 @@ class Pgpool(Proxy):
     name = "pgpool"
     max_clients = 100  # a process each
 
+    def balancing(self) -> str:
+        """Settings for reads and replicas."""
+        return "load_balance_mode = off\nsr_check_period = 0"
+
     def command(self) -> list[str]:
         fleet = self.fleet
         fleet.write("pool_passwd", f"{USER}:TEXT{fleet.password}\n")
@@ -191,15 +211,14 @@ backend_flag0 = 'ALWAYS_PRIMARY|DISALLOW_TO_FAILOVER'
 num_init_children = {self.max_clients}
 max_pool = 1
 listen_backlog_multiplier = 4
-load_balance_mode = off
 memory_cache_enabled = off
 enable_pool_hba = on
 pool_passwd = '{fleet.directory}/pool_passwd'
-sr_check_period = 0
 sr_check_user = '{USER}'
 sr_check_password = '{fleet.password}'
 sr_check_database = '{DATABASE}'
 health_check_period = 0
+{self.balancing()}
 ssl = on
 ssl_cert = '{fleet.cert}'
 ssl_key = '{fleet.key}'
@@ -207,10 +226,28 @@ log_min_messages = warning
 """,
         )
         pcp = fleet.write("pcp.conf", "")
-        return [binary("pgpool") or "pgpool", "-n", "-f", str(settings), "-a", str(hba), "-F", str(pcp)]
+        # -D: what an earlier one has written down of its nodes isn't true of this one's.
+        return [binary("pgpool") or "pgpool", "-n", "-D", "-f", str(settings), "-a", str(hba), "-F", str(pcp)]
 
     def version(self) -> str:
         return first_line(["pgpool", "--version"])
+
+
+class PgpoolBalancing(Pgpool):
+    """Reads go to the two replicas alone, as with pgtrident; `writes` is its `disable_load_balance_on_write`."""
+
+    def __init__(self, fleet: Fleet, writes: str) -> None:
+        self.name = f"pgpool, {writes}"
+        self.writes = writes
+        super().__init__(fleet)
+
+    def balancing(self) -> str:
+        replicas = "".join(
+            f"backend_hostname{n} = '127.0.0.1'\nbackend_port{n} = {replica.port}\n"
+            f"backend_flag{n} = 'DISALLOW_TO_FAILOVER'\nbackend_weight{n} = 1\n"
+            for n, replica in enumerate(self.fleet.replicas, 1)
+        )
+        return f"{replicas}backend_weight0 = 0\ndisable_load_balance_on_write = '{self.writes}'"
 
 
 class Relay(Proxy):
@@ -231,13 +268,19 @@ class Relay(Proxy):
 
 
 class Pgtrident(Proxy):
-    """One worker. `replicas` routes plain reads to two replicas, else all goes to the primary; `compiled` is
-    the wheel as users get it, else the pure Python source."""
+    """One worker. Plain reads go to the first `replicas` of the fleet's, without any all goes to the primary;
+    `compiled` is the wheel as users get it, else the pure Python source. `routing` and `more` are further settings,
+    in that section and in sections of their own."""
 
-    def __init__(self, fleet: Fleet, *, replicas: bool, compiled: bool) -> None:
-        self.replicas = replicas
+    def __init__(
+        self, fleet: Fleet, name: str = "", *, replicas: int, compiled: bool = True, routing: str = "", more: str = ""
+    ) -> None:
+        self.usual = compiled or not replicas
+        self.replicas = fleet.replicas[:replicas]
         self.compiled = compiled
-        self.name = "pgtrident" + ("-replicas" if replicas else "") + ("" if compiled else "-pure")
+        self.routing = routing
+        self.more = more
+        self.name = name or "pgtrident" + ("-replicas" if replicas else "") + ("" if compiled else "-pure")
         super().__init__(fleet)
 
     @property
@@ -246,10 +289,7 @@ class Pgtrident(Proxy):
 
     def command(self) -> list[str]:
         fleet = self.fleet
-        nodes = {"primary": fleet.primary.port}
-        if self.replicas:
-            nodes |= {replica.name: replica.port for replica in fleet.replicas}
-        tables = "".join(f'[nodes.{name}]\nhost = "127.0.0.1"\nport = {port}\n' for name, port in nodes.items())
+        tables = "".join(node(server) for server in (fleet.primary, *self.replicas))
         settings = fleet.write(
             f"{self.name}.toml",
             f"""
@@ -265,7 +305,8 @@ tls = "disable"
 [pool]
 pool_size = {POOL_SIZE}
 [routing]
-read_split = {str(self.replicas).lower()}
+read_split = {str(bool(self.replicas)).lower()}
+{self.routing}
 [health]
 user = "{USER}"
 password = "{fleet.password}"
@@ -278,6 +319,7 @@ port = 0
 [users.{USER}]
 password = "{fleet.secret}"
 {tables}
+{self.more}
 """,
         )
         return [str(self.python), "-m", "proxy", "serve", "-c", str(settings)]
@@ -287,6 +329,15 @@ password = "{fleet.secret}"
         return subprocess.Popen(
             self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.fleet.directory
         )
+
+    def answers(self) -> bool:
+        """All nodes are in service, and reads go where they should, which takes the catalogue."""
+        if not super().answers():
+            return False
+        said = self.ask("EXPLAIN (ROUTE) SELECT abalance FROM pgbench_accounts WHERE aid = 1")
+        nodes = [value for item, value in said if item == "candidate"]
+        routed = not self.replicas or ("reason", "read") in said
+        return routed and all("active" in value for value in nodes)
 
     def version(self) -> str:
         from proxy import __version__
@@ -303,13 +354,18 @@ def candidates(fleet: Fleet) -> Iterator[System]:
         else:
             print(f"skipping {kind.name}: it is not installed (Debian: apt-get install {kind.name}*)")
     yield Relay(fleet)
-    for replicas in (False, True):
+    for replicas in (0, 2):
         for compiled in (True, False):
             system = Pgtrident(fleet, replicas=replicas, compiled=compiled)
             if system.python.exists():
                 yield system
             else:
                 print(f"skipping {system.name}: there is no {system.python.parent.parent.name} (make compile)")
+
+
+def node(server: Server) -> str:
+    """A node of pgtrident's; its role is asked of it."""
+    return f'[nodes.{server.name}]\nhost = "127.0.0.1"\nport = {server.port}\n'
 
 
 def binary(name: str) -> str | None:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.loads import Load, Measure, loads, quantile
-from benchmarks.report import Row, goals, middle, table
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import cast
+
+from benchmarks.fleet import Fleet
+from benchmarks.loads import Load, Measure, loads
+from benchmarks.pgbench import Failed, quantile
+from benchmarks.report import Row, goals, middle, study_table, table
+from benchmarks.run import studies
+from benchmarks.study import Figures, Goal, Run, Study, studied
 
 
 def load(*pick: str) -> Load:
@@ -41,6 +50,48 @@ def test_every_goal_has_its_load() -> None:
     ]
     # 4 selects with 3 goals each, 2 prepared, 2 copies, 2 kinds of idle clients.
     assert len(goals(rows).splitlines()) == 4 + 4 * 3 + 2 + 2 + 2
+
+
+def study(runs: Mapping[str, Run]) -> Study:
+    def set_up(fleet: Fleet, stack: ExitStack) -> Mapping[str, Run]:
+        return runs
+
+    def wanted(rows: Mapping[str, Figures]) -> list[Goal]:
+        return [Goal("a's tps", float(rows["a"]["tps"]), 2)]
+
+    return Study("title", frozenset(), "about", set_up, wanted)
+
+
+def test_what_a_study_measures_takes_turns_and_gives_medians() -> None:
+    turns = []
+    values = iter((3.0, 1.0, 2.0))
+
+    def a() -> Mapping[str, Figures]:
+        turns.append("a")
+        return {"a": {"tps": next(values), "where": f"turn {len(turns)}"}, "a: part": {"tps": 0.0}}
+
+    def b() -> Mapping[str, Figures]:
+        turns.append("b")
+        raise Failed("it is | gone")
+
+    told = study({"a": a, "b": b})
+    rows = studied(told, cast(Fleet, None), 3)
+    assert turns == ["a", "b", "a", "a"]
+    assert study_table((told, rows)).splitlines()[-5:] == [
+        "|  | tps | where |",
+        "| --- | --- | --- |",
+        "| a | 2 | turn 4 |",
+        "| a: part | 0 |  |",
+        "| b | failed: it is / gone |  |",
+    ]
+    assert "| a's tps | at least 2 | 2 | yes |" in goals([], [(told, rows)])
+    assert goals([], [(told, {"a": {"failed": "failed: x"}})]) == ""
+
+
+def test_every_goal_of_a_study_can_be_seen() -> None:
+    rows: Mapping[str, Figures] = defaultdict(lambda: defaultdict(lambda: 1.0))
+    # Shares with pauses.
+    assert [len(each.goals(rows)) for each in studies(5)] == [0, 1, 0, 1]
 
 
 def test_quantile() -> None:
