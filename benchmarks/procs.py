@@ -39,6 +39,17 @@ def tree(root: int) -> list[int]:
     return found
 
 
+def running(root: int, word: str) -> int:
+    """The first process of the tree that has `word` among its arguments. Raises LookupError."""
+    for pid in tree(root):
+        try:
+            if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
+        except OSError:
+            continue
+    raise LookupError(f"no process with {word}")
+
+
 def cpu_seconds(root: int) -> float:
     """User and system time of the tree, with the children that ended and were waited for (proc(5), stat 14-17)."""
     total = 0

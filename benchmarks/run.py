@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import affinity, shares
+from . import affinity, cost, shares
 from .fleet import Fleet
 from .loads import Load, Measure, loads
 from .report import Row, goals, middle, page, study_table, table
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def studies(seconds: float) -> list[Study]:
     """All of them, in the page's order."""
-    return [*shares.studies(seconds), *affinity.studies(seconds)]
+    return [*shares.studies(seconds), *affinity.studies(seconds), *cost.studies(seconds)]
 
 
 def words(text: str) -> list[str]:

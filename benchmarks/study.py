@@ -1,6 +1,6 @@
 """A table of its own: systems set up for one question, beside the loads that all systems run.
 
-Owns the medians. Called by `run`, which decides how often; the questions are in `shares` and `affinity`.
+Owns the medians. Called by `run`, which decides how often; the questions are in `shares`, `affinity` and `cost`.
 """
 
 from __future__ import annotations
