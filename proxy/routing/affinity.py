@@ -252,13 +252,18 @@ def scope_of(service: str, role: Role) -> str:
 
 
 class Watch:
-    """How the clients of one service take one node; moved only by `step`."""
+    """How the clients of one service take one node; moved only by `step`.
 
-    __slots__ = ("since", "standing")
+    Attributes:
+        proven: whether the node has ever been active.
+    """
+
+    __slots__ = ("proven", "since", "standing")
 
     def __init__(self, now: float) -> None:
         self.standing = Standing.LEFT
         self.since = now
+        self.proven = False
 
     def step(self, look: Look, now: float) -> None:
         standing = _NEXT.get((self.standing, look))
@@ -432,15 +437,16 @@ class Affinity:
 
 
 def _watched(plan: Plan, watch: Watch | None, look: Look, now: float) -> Watch:
-    """A node's watch after a look at it. A new node takes its clients at once if it is active; if it hasn't
-    been proven yet, nobody waits for it."""
-    new = watch is None
+    """A node's watch after a look at it. A node takes its clients at once when it is active for the first time: nobody
+    has left it. If it hasn't been proven yet, nobody waits for it."""
     if watch is None:
         watch = Watch(now)
     watch.settle(plan, now)
     watch.step(look, now)
+    first = look is Look.ACTIVE and not watch.proven
+    watch.proven = watch.proven or first
     # Without `failback` those who have left stay where they are by `current`, and others come at once.
-    if watch.standing is Standing.RETURNING and (new or not plan.failback):
+    if watch.standing is Standing.RETURNING and (first or not plan.failback):
         watch.step(Look.PASSED, now)
     return watch
 

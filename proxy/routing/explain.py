@@ -87,7 +87,7 @@ def candidates(
     for name, view in router.snapshot.nodes.items():
         copy: Copy | None = None
         weight = 0
-        if name == router.snapshot.primary:
+        if name == router.snapshot.primary or name in router.snapshot.writers:
             trouble = ""
         elif name in router.snapshot.replicas or name in router.snapshot.columnar:
             copies = router.replicas if name in router.snapshot.replicas else router.columnar

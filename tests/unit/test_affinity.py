@@ -373,6 +373,18 @@ def test_a_new_node_that_is_active_already_gets_its_keys_at_once():
     assert [worker.choose("s", str(turn), 10.0).node for turn in range(6)] == list("abcabc")
 
 
+def test_a_node_that_is_proven_a_moment_later_is_not_one_that_returns():
+    """As after a start: clients that came before that don't stay elsewhere for `check_interval`."""
+    worker = Worker(config(one(0, "ab")), fleet(nodes="ab", suspect="b"))
+    assert [worker.choose("s", str(turn), 0.0).node for turn in range(4)] == list("aaaa")
+    worker.see(fleet(nodes="ab"), 0.1)
+    assert [worker.choose("s", str(turn), 0.1, "a").node for turn in range(4)] == list("abab")
+    # Once it has been in service, it comes back bit by bit.
+    worker.see(fleet(nodes="ab", down="b"), 10.0)
+    worker.see(fleet(nodes="ab"), 20.0)
+    assert "a" in {worker.choose("s", str(turn), 20.0, "a").node for turn in range(1, 200, 2)}
+
+
 def test_without_affinity_nothing_is_chosen():
     worker = Worker(config(), fleet())
     assert worker.choose(GENERAL, "", 0.0) is affinity.UNTIED
