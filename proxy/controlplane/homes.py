@@ -6,7 +6,6 @@ all are told. Which name goes where is `routing.affinity`'s to say. Called by `c
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,13 +13,11 @@ import msgspec
 
 from ..config.schema import Config
 from ..ipc.messages import Home, KnownHomes
-from ..log import get_logger
 from ..routing.affinity import Affinity, Plans, scope_of
 from ..routing.affinity import Homes as Known
 from ..topology.model import Role
 from ..topology.snapshot import Snapshot
-
-_log = get_logger("homes")
+from . import files
 
 
 class Homes:
@@ -41,13 +38,7 @@ class Homes:
 
     def load(self) -> None:
         """Take what an earlier controller has kept, if it can be read."""
-        try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=dict[str, dict[str, str]])
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("kept_homes_unreadable", error=str(error))
-            return
+        kept = files.read(self._path, dict[str, dict[str, str]]) or {}
         roles = tuple(f"{role}:" for role in Role)
         self._known = Known({scope: names for scope, names in kept.items() if scope.startswith(roles)})
 
@@ -77,12 +68,4 @@ class Homes:
         if homes:
             self._publish(KnownHomes(homes))
         if changed:
-            self._keep()
-
-    def _keep(self) -> None:
-        new = self._path.with_suffix(".new")
-        try:
-            new.write_bytes(msgspec.json.encode(self._known.dump()))
-            os.replace(new, self._path)
-        except OSError as error:
-            _log.warning("homes_not_kept", error=str(error))
+            files.write(self._path, self._known.dump())

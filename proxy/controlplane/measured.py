@@ -7,17 +7,15 @@ classes; the console lists and forgets. What is learned is `routing.measured`'s 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
-
-import msgspec
 
 from ..clock import Clock
 from ..config.schema import Config
 from ..ipc.messages import KnownClasses, Measured
 from ..log import get_logger
 from ..routing.measured import NONE, READ, Shape
+from . import files
 
 MAX_SHAPES = 5_000
 """Over all databases; one more makes the one go that was first."""
@@ -50,13 +48,7 @@ class MeasuredShapes:
 
     def load(self) -> None:
         """Take what an earlier controller has kept, if it can be read."""
-        try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=list[Shape])
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("kept_shapes_unreadable", error=str(error))
-            return
+        kept = files.read(self._path, list[Shape]) or []
         self._shapes = {(one.database, one.shape): one for one in kept[-self._most :]}
         self.judge()
 
@@ -119,15 +111,8 @@ class MeasuredShapes:
 
     def keep(self) -> None:
         """Write down what is new."""
-        if not self._changed:
-            return
-        new = self._path.with_suffix(".new")
-        try:
-            new.write_bytes(msgspec.json.encode(list(self._shapes.values())))
-            os.replace(new, self._path)
+        if self._changed and files.write(self._path, list(self._shapes.values())):
             self._changed = False
-        except OSError as error:
-            _log.warning("shapes_not_kept", error=str(error))
 
     def _drop(self, key: tuple[str, str]) -> None:
         del self._shapes[key]

@@ -8,7 +8,6 @@ Called by `controlplane.controller`.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..clock import Clock
-from ..log import get_logger
+from . import files
 
 MAX_SHAPES = 10_000
 """Over all databases; of more the least counted quarter goes."""
@@ -24,8 +23,6 @@ INTERVAL = 10.0
 """Seconds between two questions to the workers."""
 KEEP_EVERY = 6
 """So many of those between two writings of the file."""
-
-_log = get_logger("shapes")
 
 
 class SeenShape(msgspec.Struct):
@@ -62,13 +59,7 @@ class SeenShapes:
 
     def load(self) -> None:
         """Take what an earlier controller has kept, if it can be read."""
-        try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=list[SeenShape])
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("kept_shapes_seen_unreadable", error=str(error))
-            return
+        kept = files.read(self._path, list[SeenShape]) or []
         self._shapes = {(one.database, one.shape): one for one in kept[: self._most]}
 
     async def run(self) -> None:
@@ -92,15 +83,8 @@ class SeenShapes:
 
     def keep(self) -> None:
         """Write the file, if there is anything new."""
-        if not self._changed:
-            return
-        self._changed = False
-        new = self._path.with_suffix(".new")
-        try:
-            new.write_bytes(msgspec.json.encode(self.all()))
-            os.replace(new, self._path)
-        except OSError as error:
-            _log.warning("shapes_seen_not_kept", error=str(error))
+        if self._changed and files.write(self._path, self.all()):
+            self._changed = False
 
     def _add(self, row: Mapping[str, Any]) -> None:
         self._changed = True

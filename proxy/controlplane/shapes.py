@@ -6,7 +6,6 @@ the console lists and forgets. Called by `controlplane.controller`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import msgspec
 from ..clock import Clock
 from ..ipc.messages import KnownShapes, Learned
 from ..log import get_logger
+from . import files
 
 MAX_SHAPES = 10_000
 """Over all databases; one more makes the oldest go."""
@@ -50,13 +50,7 @@ class Shapes:
 
     def load(self) -> None:
         """Take what an earlier controller has kept, if it can be read."""
-        try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=list[Shape])
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("kept_shapes_unreadable", error=str(error))
-            return
+        kept = files.read(self._path, list[Shape]) or []
         self._shapes = {(one.database, one.shape): one for one in kept[-self._most :]}
 
     def all(self) -> list[Shape]:
@@ -92,9 +86,4 @@ class Shapes:
     def _changed(self, databases: set[str]) -> None:
         for database in databases:
             self.tell(database)
-        new = self._path.with_suffix(".new")
-        try:
-            new.write_bytes(msgspec.json.encode(self.all()))
-            os.replace(new, self._path)
-        except OSError as error:
-            _log.warning("shapes_not_kept", error=str(error))
+        files.write(self._path, self.all())
