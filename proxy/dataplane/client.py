@@ -38,7 +38,7 @@ from .batch import Batches
 from .rerun import CANCELLED, REFUSALS, Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
-from .virtual import Virtual, end_of, is_plain_read, is_refused, local_setting, may_hold
+from .virtual import Command, Virtual, end_of, first_command, is_plain_read, is_refused, local_setting, may_hold
 from .waiter import Waiter
 
 if TYPE_CHECKING:
@@ -662,7 +662,7 @@ class Client(Sink, Waiter):
         self.join_text(unit, text)
         classification = unit.classified[0]
         unit.named = bool(classification.name)
-        if classification.starts_transaction and self._hold_begin(unit):
+        if classification.starts_transaction and self._hold_query(unit):
             return
         if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
             self.worker.pools.leave_databases(raw[:MAX_COMMAND])
@@ -735,6 +735,8 @@ class Client(Sink, Waiter):
                 self._park(unit)  # its error comes behind what is under way
                 return
             self._refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
+            return
+        if unit.kind is Kind.BATCH and unit.synced and self.virtual is None and self._hold_batch(unit):
             return
         server = self.server
         if self.virtual is not None and not self._may_go_on(self.virtual, unit):
@@ -967,8 +969,46 @@ class Client(Sink, Waiter):
 
     # ---- transactions whose BEGIN is held back
 
-    def _hold_begin(self, unit: Unit) -> bool:
-        """Whether this BEGIN is answered and nothing begun yet."""
+    def _hold_query(self, unit: Unit) -> bool:
+        """Whether a Query is a BEGIN that is answered, and nothing begun yet."""
+        if not self._hold_begin(unit, frontend.query_text(unit.raw)):
+            return False
+        self.names.unnamed = None  # as each Query does
+        self.write(build.command_complete(_BEGIN_TAGS[unit.classified[0].kind]) + build.ready(IN_TRANSACTION))
+        self._settle_gate()
+        return True
+
+    def _hold_batch(self, unit: Unit) -> bool:
+        """The same for a batch that begins with one; the rest of it is a unit by itself then."""
+        command = first_command(unit.ops, self.names)
+        if command is None or not command.statement.classification.starts_transaction or command.statement.split:
+            return False
+        begin, rest = Unit(Kind.BATCH), Unit(Kind.BATCH)
+        begin.ops, rest.ops = unit.ops[: command.length], unit.ops[command.length :]
+        self.batches.judge(begin)
+        if not self._hold_begin(begin, command.statement.sql):
+            return False
+        begun = self._has_run(command) + build.command_complete(_BEGIN_TAGS[begin.classified[0].kind])
+        if rest.ops:
+            self.write(begun)
+            self.batches.judge(rest)
+            self.begin(rest)
+        else:
+            self.write(begun + build.ready(IN_TRANSACTION))
+            self._settle_gate()
+        return True
+
+    def _has_run(self, command: Command) -> bytes:
+        """What a batch runs first is answered without a server: the replies up to its tag. What it parses is there
+        from now on."""
+        if command.parsed:
+            self.names.named[command.parsed] = command.statement
+        elif command.parsed is not None:
+            self.names.unnamed = command.statement
+        return command.replies
+
+    def _hold_begin(self, unit: Unit, text: bytes) -> bool:
+        """Whether nothing is begun yet by this BEGIN. Its answer is the caller's."""
         binding = self.binding
         if binding is None or not binding.split or binding.isolated or self.level == "strong":
             return False
@@ -979,7 +1019,6 @@ class Client(Sink, Waiter):
         policy = unit.policy
         if policy is not None and (policy.reject or policy.consistency == "strong"):
             return False
-        text = frontend.query_text(unit.raw)
         isolation = self.state.values.get("default_transaction_isolation", "")
         mode = (policy.transactions if policy is not None else "") or self.settings.transactions
         if not text.isascii() or not may_hold(mode, unit.classified[0], isolation):
@@ -987,12 +1026,9 @@ class Client(Sink, Waiter):
         worker = self.worker
         now = worker.clock.boot_ns()
         worker.consistency.need(now, waits=True)
-        self.names.unnamed = None  # as each Query does
-        self.write(build.command_complete(_BEGIN_TAGS[unit.classified[0].kind]) + build.ready(IN_TRANSACTION))
         self.virtual = Virtual(text.decode(), now, worker.clock.now(), self.state)
         worker.counters.begins_held += 1
         self.units += 1
-        self._settle_gate()
         return True
 
     def _may_go_on(self, virtual: Virtual, unit: Unit) -> bool:
@@ -1001,15 +1037,7 @@ class Client(Sink, Waiter):
         if server is not None and (server.owed or self._busy):
             self._park(unit)
             return False
-        end = end_of(unit)
-        if end:
-            failed = virtual.failed
-            self.units += 1
-            self.virtual = None
-            self.state = virtual.state
-            self.names.unnamed = None
-            self.write(build.command_complete("ROLLBACK" if failed else end) + build.ready(IDLE))
-            self._settle_gate()
+        if (end := end_of(unit)) and self._end_virtual(virtual, unit, end):
             return False
         if virtual.failed and is_refused(unit):
             if unit.kind is Kind.QUERY or not unit.ops[0].name:
@@ -1034,6 +1062,23 @@ class Client(Sink, Waiter):
             unit.floor_ns = virtual.begun_ns
         elif unit.cls is not Class.WRITE:
             unit.cls = Class.SESSION
+        return True
+
+    def _end_virtual(self, virtual: Virtual, unit: Unit, end: str) -> bool:
+        """Whether a transaction that has not begun is ended by this unit."""
+        ended = build.command_complete("ROLLBACK" if virtual.failed else end) + build.ready(IDLE)
+        if unit.kind is Kind.QUERY:
+            self.names.unnamed = None
+        else:
+            command = first_command(unit.ops, self.names)
+            if command is None or command.length != len(unit.ops) or not unit.synced:
+                return False
+            ended = self._has_run(command) + ended
+        self.units += 1
+        self.virtual = None
+        self.state = virtual.state
+        self.write(ended)
+        self._settle_gate()
         return True
 
     def _local_setting(self, virtual: Virtual, unit: Unit) -> Unit | None:

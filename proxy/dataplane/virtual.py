@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import re
 
+from ..session.prepared import ClientStatements, Statement
 from ..session.state import State
 from ..sql.model import Class, Classification, Effect, is_parsed_by
-from ..wire import frontend
+from ..wire import build, frontend
+from ..wire.frontend import Op
 from .unit import Kind, Unit
 
 HELD_BY = {
@@ -105,13 +107,61 @@ _TOLD = frozenset(("application_name",))
 
 
 def end_of(unit: Unit) -> str:
-    """The tag of a Query that ends a transaction and does nothing else; "" for all other units."""
-    if unit.kind is not Kind.QUERY or len(unit.classified) != 1:
-        return ""
-    found = unit.classified[0]
-    if found.statements != 1 or found.kind not in _ENDS or found.starts_transaction:
+    """The tag of a statement that ends a transaction and does nothing else, if a unit is that; "" for all others."""
+    found = unit.single
+    if found is None or found.kind not in _ENDS or found.starts_transaction:
         return ""
     return found.kind.upper()
+
+
+class Command:
+    """A statement without parameters or rows that a batch runs first.
+
+    Attributes:
+        statement: what is run.
+        parsed: the name under which the batch parses it; None where that was done before.
+        length: how many messages it takes.
+        replies: what they are answered with, up to the tag.
+    """
+
+    __slots__ = ("length", "parsed", "replies", "statement")
+
+    def __init__(self, statement: Statement, parsed: bytes | None, length: int, replies: bytes) -> None:
+        self.statement = statement
+        self.parsed = parsed
+        self.length = length
+        self.replies = replies
+
+
+def first_command(ops: list[Op], names: ClientStatements) -> Command | None:
+    """The command that stands by itself at the start of a batch, as drivers send BEGIN and COMMIT; None if there is
+    none, or PostgreSQL has to answer it: a name that is taken, say."""
+    at = 0
+    parsed: bytes | None = None
+    replies = b""
+    statement: object = None
+    if ops and ops[0].kind == frontend.PARSE:
+        parsed, statement, at = ops[0].name, ops[0].statement, 1
+        replies = build.PARSE_COMPLETE
+        if parsed and (parsed in names.named or parsed in names.sql):
+            return None
+    if len(ops) < at + 2 or ops[at].kind != frontend.BIND:
+        return None
+    bind = ops[at]
+    if statement is None:
+        statement = names.named.get(bind.name) if bind.name else names.unnamed
+    elif bind.name != parsed:
+        return None
+    if not isinstance(statement, Statement) or bind.portal or bind.raw[bind.rest : bind.rest + 4] != bytes(4):
+        return None
+    replies += build.BIND_COMPLETE
+    at += 1
+    if ops[at].kind == frontend.DESCRIBE and ops[at].target == _PORTAL and not ops[at].portal:
+        replies += build.NO_DATA
+        at += 1
+    if len(ops) <= at or ops[at].kind != frontend.EXECUTE or ops[at].portal:
+        return None
+    return Command(statement, parsed, at + 1, replies)
 
 
 def is_refused(unit: Unit) -> bool:

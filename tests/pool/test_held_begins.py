@@ -169,6 +169,9 @@ BEGINS = {
     "": (Q("BEGIN"),),
     "noted": (Q("BEGIN -- for a request"),),
     "by batch": batch("BEGIN"),
+    "with a read": (P("", "BEGIN"), B(), E("", 1), *batch(COUNT)),
+    "named": (P("b", "START TRANSACTION READ WRITE"), B("", "b"), D("P"), E(), S),
+    "with a parameter": (P("", "BEGIN"), B("", "", ["1"]), E(), S),
 }
 ENDS: dict[str, Steps] = {
     "commit": [(Q("COMMIT"),)],
@@ -176,6 +179,8 @@ ENDS: dict[str, Steps] = {
     "end": [(Q("END TRANSACTION;"),)],
     "abort": [(Q("/* no */ ABORT"),)],
     "batch": [batch("COMMIT")],
+    "named": [(P("c", "ROLLBACK"), B("", "c"), E(), S), (B("", "c"), D("P"), E(), S), (B(), E(), S)],
+    "with a read": [(P("", "COMMIT"), B(), E(), *batch(COUNT))],
     "chain": [(Q("COMMIT AND CHAIN"),), (Q(COUNT),), (Q("ROLLBACK AND NO CHAIN"),)],
 }
 AFTER = [(Q("SHOW work_mem"),), (Q(COUNT),), (Q("SELECT count(*) FROM trail"),), (Q("COMMIT"),), (Q(WRITE),)]
@@ -206,6 +211,8 @@ FORMS = [
     ("", True, "chain"),
     ("noted", True, "rollback"),
     ("by batch", False, "batch"),
+    ("with a read", False, "named"),
+    ("named", True, "with a read"),
 ]
 ALL_FORMS = itertools.product(BEGINS, (False, True), ENDS)
 
@@ -350,6 +357,27 @@ def test_an_application_has_transactions_of_its_own(serve: Serve, setting: str, 
         return reached != {"primary"}
 
     assert eventually(on_replica, 10) if held else not any(on_replica() for _ in range(5))
+
+
+@pytest.mark.parametrize("begin", ["by batch", "with a read", "named"])
+@pytest.mark.parametrize("end", ["batch", "named"])
+def test_drivers_that_send_it_in_a_batch_read_on_replicas(service: Service, begin: str, end: str) -> None:
+    """As pgjdbc does: BEGIN comes ahead of the first statement, and both end by one Sync."""
+    client = on_replicas(service)
+    numbers = iter(range(10_000))
+
+    def on_replica() -> bool:
+        mark = f"-- batch {next(numbers)}."
+        if begin == "named":
+            client.ask(C("S", "b"), S)
+        assert "C[" in client.ask(*BEGINS[begin])
+        client.ask(*batch(f"{COUNT} {mark}"))
+        reached = service.reached(mark)
+        client.ask(C("S", "c"), S)
+        assert client.ask(*ENDS[end][0]).endswith("ZI")
+        return reached != {"primary"}
+
+    assert eventually(on_replica, 10)
 
 
 def test_no_rule_takes_its_beginning_to_a_replica(serve: Serve) -> None:
