@@ -278,14 +278,15 @@ def test_cancel_hits_only_ones_own(target: Target) -> None:
 
 
 def test_late_cancels_hit_nobody(target: Target) -> None:
-    """One server, two clients in turn, cancels just when the statement ends."""
+    """One server, two clients in turn, cancels just when the statement ends: at any place of its answer."""
     target.compare = False
     one, two = target.client(pool=1), target.client(pool=1)
+    cancelled = ("E[57014] ZI", "T[?column?] E[57014] ZI", "T[?column?] D[1] E[57014] ZI")
     for _ in range(15):
         one.send(Q("SELECT 1"))
         one.cancel()
         assert two.query("SELECT pg_sleep(0.02)") == "T[pg_sleep] D[] C[SELECT 1] ZI"
-        assert show(one.until()) in (ONE, "E[57014] ZI", "T[?column?] E[57014] ZI")
+        assert show(one.until()) in (ONE, *cancelled)
 
 
 @THROUGH_PROXY
