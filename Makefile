@@ -37,10 +37,11 @@ test: .venv/.ready build/compiled/.ready
 	$(PY) $(PYTEST) -m "not full" $(ARGS)
 	$(MAKE) --no-print-directory test-compiled
 
-# What users get is compiled, and compiled code is stricter about types: all that goes through a proxy is run on it too,
+# What users get is compiled, and compiled code is stricter about types: all that goes through a worker is run on it too,
 # each case once, and the unit tests of what is compiled. `make test-full` runs everything. They run from a copy: here
 # the pure package would be found first.
-ON_COMPILED := tests/pool tests/cases tests/clients tests/integration tests/robustness
+ON_COMPILED := tests/pool tests/cases tests/clients tests/robustness \
+	$(addprefix tests/integration/test_,generations.py login_clients.py login_nodes.py processes.py)
 
 test-compiled: build/compiled/.ready
 	@echo "the tests through a proxy on the compiled build"

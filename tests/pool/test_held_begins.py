@@ -207,10 +207,8 @@ def difference(steps: Steps, got: list[str], want: list[str]) -> str:
 
 FORMS = [
     ("", False, "commit"),
-    ("", True, "commit"),
-    ("", True, "chain"),
-    ("noted", True, "rollback"),
-    ("by batch", False, "batch"),
+    ("noted", True, "chain"),
+    ("by batch", True, "batch"),
     ("with a read", False, "named"),
 ]
 ALL_FORMS = itertools.product(BEGINS, (False, True), ENDS)
