@@ -225,7 +225,7 @@ def test_what_one_worker_learned_all_know(serve: Serve, fleet: Fleet, database: 
     fleet.primary.query(OBJECTS, dbname=database)
     fleet.caught_up()
     service = serve({"workers": 2, **BLIND}, own=True)
-    clients = [reader(service) for _ in range(4)]
+    clients = [reader(service) for _ in range(8)]  # so many that neither worker has them all
     assert len({service.shown(client)["worker"] for client in clients}) == 2
     unseen(service, UNSEEN)
     assert clients[0].value("SELECT count(*) FROM item") == "20"
