@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.schema import Node
+from proxy.config.schema import Config, Node
+from proxy.dataplane.capability import Capabilities, Lasting
+from proxy.dataplane.worker import Worker
 from proxy.routing.columnar import KNOWN, LACKING, Engine, lesson
 from proxy.sql.analyze import Rewrite, rewritten
 from proxy.sql.classify import classify
@@ -113,3 +118,21 @@ def test_a_node_with_the_simple_protocol_only() -> None:
     engine = Engine(Node(host="h", role="columnar", protocol="simple"))
     found = classify(b"SELECT count(*) FROM a")
     assert (engine.missing(found, False), bool(engine.missing(found, True))) == ("", True)
+
+
+def test_a_node_that_comes_into_service_is_known_anew() -> None:
+    worker = SimpleNamespace(config=Config(nodes={"c": Node(host="h"), "d": Node(host="i")}))
+    known = Capabilities(cast(Worker, worker))
+    for node in "cd":
+        known._forms.put((node, ("", b"SELECT 1", b"")), None, 10.0)
+        known._lacking.put((node, "db", "shape"), True, 10.0)
+    known.came(["c"])
+    assert [key[0] for key in known._forms] == ["d"] and [key[0] for key in known._lacking] == ["d"]
+
+
+def test_answers_are_bounded_and_end() -> None:
+    kept: Lasting[int, str] = Lasting(2)
+    for key in range(3):
+        kept.put(key, "x", 10.0)
+    assert list(kept) == [1, 2]
+    assert kept.get(1, 9.9) and not kept.get(1, 10.0)
