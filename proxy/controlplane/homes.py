@@ -65,7 +65,7 @@ class Homes:
             changed = changed or node != before
             if node:
                 homes.append(msgspec.structs.replace(home, node=node))
+        if changed:
+            files.write(self._path, self._known.dump())  # first, so that what a worker goes by outlives this process
         if homes:
             self._publish(KnownHomes(homes))
-        if changed:
-            files.write(self._path, self._known.dump())
