@@ -136,6 +136,7 @@ class Server:
         self.log_file = cluster.directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen = False
+        self._kept: psycopg.Connection[tuple[Any, ...]] | None = None
 
     # -- its life
 
@@ -164,6 +165,7 @@ class Server:
             return
         if self._frozen:
             self.thaw()
+        self._forget_kept()
         how_signal = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how]
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(how_signal)
@@ -274,10 +276,30 @@ class Server:
                 pass
             return cursor.fetchall() if cursor.description else []
 
+    def ask(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
+        """Rows of a SELECT that may be run twice, for who asks again and again: on a connection that is kept, since
+        a new one costs more than the question."""
+        connection, self._kept = self._kept, None
+        try:
+            if connection is not None:
+                with contextlib.suppress(psycopg.OperationalError):  # the server was started anew, or has ended it
+                    return connection.execute(sql.encode(), params or None).fetchall()
+                connection.close()
+            connection = self.connect()
+            return connection.execute(sql.encode(), params or None).fetchall()
+        finally:
+            self._forget_kept()
+            self._kept = connection
+
+    def _forget_kept(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
     def lsn(self) -> str:
         """Where its WAL is: the insert position of a primary, the replay position of a replica."""
         return str(
-            self.query(
+            self.ask(
                 "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
                 "ELSE pg_current_wal_insert_lsn() END"
             )[0][0]
@@ -286,14 +308,10 @@ class Server:
     def wait_for_lsn(self, lsn: str, seconds: float = START_SECONDS) -> None:
         """Wait until this replica has replayed up to `lsn`."""
         deadline = time.monotonic() + seconds
-        with self.connect() as connection:
-            while True:
-                row = connection.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (lsn,)).fetchone()
-                if row is not None and row[0]:
-                    return
-                if time.monotonic() > deadline:
-                    raise PostgresError(f"server {self.name} had not replayed {lsn} after {seconds:g} s")
-                time.sleep(0.01)
+        while not self.ask("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn)[0][0]:
+            if time.monotonic() > deadline:
+                raise PostgresError(f"server {self.name} had not replayed {lsn} after {seconds:g} s")
+            time.sleep(0.01)
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of its log."""

@@ -72,7 +72,7 @@ class Service:
         sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND usename <> 'postgres'"
         sql += " AND strpos(query, %s) > 0"
         nodes = (self.fleet.primary, *self.fleet.replicas)
-        return {node.name for node in nodes if node.query(sql, self.database, marker)[0][0]}
+        return {node.name for node in nodes if node.ask(sql, self.database, marker)[0][0]}
 
     def console(self, command: str) -> list[dict[str, str | None]]:
         """Rows of a console command, by column."""

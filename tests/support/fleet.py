@@ -75,9 +75,7 @@ class Fleet:
         """End what is connected to it on any node, and keep it for another test: making one anew takes
         hundreds of files on each node."""
         for server in (self.primary, *self.replicas):
-            with server.connect() as connection:
-                end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s"
-                connection.execute(end, (name,))
+            server.ask("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", name)
         self._free.append(name)
 
     def caught_up(self) -> None:
@@ -94,7 +92,7 @@ class Fleet:
             for replica in chosen:
                 replica.query("SELECT pg_wal_replay_pause()")
             for replica in chosen:
-                while replica.query("SELECT pg_get_wal_replay_pause_state()") != [("paused",)]:
+                while replica.ask("SELECT pg_get_wal_replay_pause_state()") != [("paused",)]:
                     time.sleep(0.01)
             yield
         finally:
