@@ -27,28 +27,24 @@ SOURCES := $(shell find proxy -name '*.py')
 # What the tests' processes write, removed however the run ends.
 in_scratch = export TMPDIR=$$(mktemp -d -p /tmp); trap 'rm -rf "$$TMPDIR"' EXIT
 
-.PHONY: demo test test-full test-compiled lint bench compile clean
+.PHONY: demo test test-full lint bench compile clean
 
 demo: .venv/.ready
 	$(PY) -m proxy demo $(ARGS)
 
-test: .venv/.ready build/compiled/.ready
-	$(in_scratch)
-	$(PY) $(PYTEST) -m "not full" $(ARGS)
-	$(MAKE) --no-print-directory test-compiled
-
-# What users get is compiled, and compiled code is stricter about types: all that goes through a worker is run on it too,
-# each case once, and the unit tests of what is compiled. `make test-full` runs everything. They run from a copy: here
-# the pure package would be found first.
-ON_COMPILED := tests/pool tests/cases tests/clients tests/robustness \
+# What users get is compiled, and compiled code is stricter about types. So what goes through a worker, and the unit tests
+# of what is compiled, are run on that build, and all else as it stands here: each test once. `make test-full` runs
+# everything on both.
+THROUGH_A_WORKER := tests/pool tests/cases tests/clients tests/robustness \
 	$(addprefix tests/integration/test_,generations.py login_clients.py login_nodes.py processes.py)
 
-test-compiled: build/compiled/.ready
-	@echo "the tests through a proxy on the compiled build"
+test: .venv/.ready build/compiled/.ready
 	$(in_scratch)
-	cd build/compiled
-	../../$(COMPILED) $(PYTEST) -m "not full and not varied" -p no:cacheprovider \
-		$$(grep -lE '^(from|import) proxy\.(wire|dataplane)' tests/unit/test_*.py) $(ON_COMPILED)
+	$(PY) $(PYTEST) -m "not full" $(addprefix --ignore=,$(THROUGH_A_WORKER)) $(ARGS)
+	@echo "the tests through a proxy on the compiled build"
+	cd build/compiled  # from a copy: here the pure package would be found first
+	../../$(COMPILED) $(PYTEST) -m "not full" -p no:cacheprovider \
+		$$(grep -lE '^(from|import) proxy\.(wire|dataplane)' tests/unit/test_*.py) $(THROUGH_A_WORKER)
 
 test-full: .venv/.ready build/compiled/.ready
 	$(in_scratch)

@@ -35,7 +35,7 @@ def base_settings(fleet: Fleet) -> dict[str, Any]:
         "admin": {"port": 0},
         "auth": {"hba": ["host all all 127.0.0.1/32 trust", "host replication all 127.0.0.1/32 trust"]},
         "server": {"tls": "disable"},
-        "health": {"user": "postgres", "interval": 1.0, "timeout": 0.8},
+        "health": {"user": "postgres", "interval": 3.0, "timeout": 0.8},
         "nodes": {name: {"host": "127.0.0.1", "port": server.port} for name, server in nodes.items()},
         "databases": {"*": {}},
         "users": {f"pool{size}": {"pool_size": size} for size in POOL_SIZES},
@@ -70,7 +70,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         variant = parameters.get("target")
         if variant not in (CUT, SPLIT):
             continue
-        item.add_marker("varied")
         case = (item.nodeid.partition("[")[0], variant)
         if case in seen:
             item.add_marker("full")

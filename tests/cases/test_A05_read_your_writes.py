@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.rawpg import B, E, P, S
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, PRIMARY, Form, Witness, copying, simple
-
-pytestmark = pytest.mark.varied
 
 WRITES: dict[str, tuple[tuple[str, Form], ...]] = {
     "insert": tuple(("INSERT INTO trail(item_id) VALUES (1000)", form) for form in FORMS),

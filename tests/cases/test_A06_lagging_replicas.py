@@ -18,8 +18,6 @@ from ..support.rawpg import Wire
 from ..support.target import SPLIT, Target
 from ..support.witness import PRIMARY, Witness
 
-pytestmark = pytest.mark.varied
-
 COUNT = "SELECT count(*) FROM trail"
 BOTH = frozenset(("replica1", "replica2"))
 IDLE = "SELECT extract(epoch FROM now() - pg_last_xact_replay_timestamp()) > 2.5"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
-
-pytestmark = pytest.mark.varied
 
 WRITES = (
     "WITH d AS (DELETE FROM item WHERE id = 19 RETURNING id) SELECT * FROM d",

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from ..support.target import Target
 from ..support.witness import ON_POSTGRES_AND_SPLIT, Witness
-
-pytestmark = pytest.mark.varied
 
 
 @ON_POSTGRES_AND_SPLIT

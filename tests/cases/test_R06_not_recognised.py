@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.target import DIRECT, PROXY, SPLIT, Target, targets
 from ..support.witness import Witness
-
-pytestmark = pytest.mark.varied
 
 DEEP = 1_500_000
 READS = (

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.target import Target
 from ..support.witness import ON_POSTGRES_AND_SPLIT, Witness
-
-pytestmark = pytest.mark.varied
 
 
 @ON_POSTGRES_AND_SPLIT

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.rawpg import Wire
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, PRIMARY, Form, Witness
-
-pytestmark = pytest.mark.varied
 
 
 def steps(witness: Witness, client: Wire, form: Form, *statements: tuple[str, str]) -> None:

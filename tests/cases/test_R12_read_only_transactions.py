@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.rawpg import Wire
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, PRIMARY, Form, Witness
-
-pytestmark = pytest.mark.varied
 
 INSERT = "INSERT INTO trail(item_id) VALUES (1)"
 ANYWHERE = {

@@ -7,8 +7,6 @@ import pytest
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
 
-pytestmark = pytest.mark.varied
-
 INSERT = ("INSERT INTO trail(item_id) VALUES (2)", "C[INSERT 0 1]")
 BLOCK = (("BEGIN", "C[BEGIN]"), ("SELECT count(*) FROM item", "D[20] C[SELECT 1]"), INSERT, ("COMMIT", "C[COMMIT]"))
 SESSION = (

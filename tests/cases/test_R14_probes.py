@@ -8,8 +8,6 @@ import pytest
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
 
-pytestmark = pytest.mark.varied
-
 INSERT = "INSERT INTO trail(item_id) VALUES (1)"
 READ_WRITE = ("SET transaction_read_only = 0", "SET transaction_read_only = off", "SET TRANSACTION READ WRITE")
 PROBES = (

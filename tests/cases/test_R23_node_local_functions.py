@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ..support.rawpg import Q, show
 from ..support.target import Target
 from ..support.witness import FORMS, ON_POSTGRES_AND_SPLIT, Witness
-
-pytestmark = pytest.mark.varied
 
 ONE_NODES = (
     ("SELECT count(*) FROM pg_stat_replication", "D[2]"),

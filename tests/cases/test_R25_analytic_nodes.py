@@ -18,8 +18,6 @@ from ..support.rawpg import Reply, Wire
 from ..support.target import SPLIT, Target
 from ..support.witness import FORMS, PRIMARY, Witness
 
-pytestmark = pytest.mark.varied
-
 COLUMNAR = frozenset(("columnar",))
 
 

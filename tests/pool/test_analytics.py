@@ -91,7 +91,6 @@ def answer(client: Wire, sql: str, how: str, params: Sequence[str] = ()) -> list
     return client.until(timeout=30)
 
 
-@pytest.mark.varied
 @pytest.mark.parametrize("dialect", [pytest.param("any", marks=pytest.mark.full), "duckdb"])
 def test_two_hundred_reports(serve: Serve, node: ColumnarNode, dialect: str) -> None:
     """Wherever they run. Most of them have to run on the columnar node, or this says little."""
@@ -167,7 +166,6 @@ class Standby:
         assert eventually(lambda: self.ran("SELECT count(*) FROM orders") == "replica2", 20)
 
 
-@pytest.mark.varied
 def test_what_a_node_lacks_and_has(serve: Serve, fleet: Fleet, database: str) -> None:
     it = Standby(serve, fleet, database, lacks=["string_agg"], tables=["ord*", "line"])
     it.ready()
@@ -178,7 +176,6 @@ def test_what_a_node_lacks_and_has(serve: Serve, fleet: Fleet, database: str) ->
     assert it.ran("SELECT sum(total + $1) FROM orders", "binary", ("2",)) == "replica2"
 
 
-@pytest.mark.varied
 def test_a_node_that_speaks_the_simple_protocol_only(serve: Serve, fleet: Fleet, database: str) -> None:
     it = Standby(serve, fleet, database, protocol="simple")
     it.ready()
@@ -261,7 +258,6 @@ def test_what_takes_long_on_replicas_is_tried_there_and_the_faster_side_gets_it(
     assert eventually(lambda: it.ran(SLOW) == "replica1", 10)
 
 
-@pytest.mark.varied
 def test_what_costs_little_by_the_planner_is_an_ordinary_read(serve: Serve, fleet: Fleet, database: str) -> None:
     it = Standby(serve, fleet, database, {"analytic_cost": 100})
     small, large = "SELECT count(*) FROM region", "SELECT count(*) FROM generate_series(1, 100000) a, region"
@@ -273,7 +269,6 @@ def test_what_costs_little_by_the_planner_is_an_ordinary_read(serve: Serve, flee
     assert it.ran(large) == "replica2"
 
 
-@pytest.mark.varied
 def test_what_runs_while_a_node_is_away_teaches_nothing(serve: Serve, fleet: Fleet, database: str) -> None:
     it = Standby(serve, fleet, database, {"analytic_time": 0.001}, others={"away": {"host": "127.0.0.1", "port": 1}})
     assert eventually(lambda: it.ran(SLOW) == "replica1", 20)

@@ -19,8 +19,6 @@ from ..support.fleet import Fleet
 from ..support.rawpg import B, E, P, Q, Reply, S, message, show, startup_message
 from .conftest import Serve, Service, eventually
 
-pytestmark = pytest.mark.varied
-
 SESSIONS = 50
 THINK = 0.1
 """Seconds between two statements of a session."""

@@ -12,8 +12,6 @@ import pytest
 from ..support.rawpg import COPY_DONE, SILENCE, B, C, D, E, H, P, Q, S, Wire, X, copy_data, copy_fail, function_call
 from .conftest import Serve, Service, eventually
 
-pytestmark = pytest.mark.varied
-
 COUNT = "SELECT count(*) FROM item"
 WRITE = "INSERT INTO trail(item_id) VALUES (7)"
 ROUTING = {"read_split": True, "transactions": "optimistic", "catalogue_interval": 0.5}

@@ -19,8 +19,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from .conftest import Serve, Service, eventually
 
-pytestmark = pytest.mark.varied
-
 ROUTING = {"read_split": True, "transactions": "optimistic", "catalogue_interval": 0.5}
 REQUESTS = 50
 CLIENTS = 20
