@@ -275,12 +275,9 @@ def _description(answer: bytes) -> Description:
     """What is told by the messages of an answer."""
     oids = b"\0\0"
     columns: tuple[Column, ...] = ()
-    pos = 0
-    while len(answer) - pos >= 5:
-        end = pos + 1 + int.from_bytes(answer[pos + 1 : pos + 5], "big")
-        if answer[pos] == 0x74:
-            oids = answer[pos + 5 : end]
-        elif answer[pos] == 0x54:
-            columns = tuple(Column(*column) for column in parse.row_types(answer[pos + 5 : end]))
-        pos = end
+    for kind, body in parse.messages(answer):
+        if kind == 0x74:
+            oids = body
+        elif kind == 0x54:
+            columns = tuple(Column(*column) for column in parse.row_types(body))
     return Description(oids, columns)

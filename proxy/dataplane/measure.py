@@ -152,11 +152,8 @@ def _version(client: Client) -> int:
 
 def _total_cost(answer: bytes) -> float:
     """Of the plan in an answer to EXPLAIN (FORMAT JSON)."""
-    pos = 0
-    while len(answer) - pos >= 5:
-        end = pos + 1 + int.from_bytes(answer[pos + 1 : pos + 5], "big")
-        if answer[pos] == 0x44:
-            plan = json.loads(parse.data_row(answer[pos + 5 : end])[0] or b"[]")
+    for kind, body in parse.messages(answer):
+        if kind == 0x44:
+            plan = json.loads(parse.data_row(body)[0] or b"[]")
             return float(plan[0]["Plan"]["Total Cost"])
-        pos = end
     raise IndexError("no plan in the answer")

@@ -5,9 +5,21 @@ All raise ProtocolViolation on a body that does not fit its own lengths.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 
 from ..errors import ProtocolViolation
+
+
+def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and body of each whole message."""
+    pos = 0
+    while len(data) - pos >= 5:
+        end = pos + 1 + int.from_bytes(data[pos + 1 : pos + 5], "big")
+        if end < pos + 5:
+            raise ProtocolViolation("a message is shorter than its length")
+        yield data[pos], data[pos + 5 : end]
+        pos = end
 
 
 def error_fields(body: bytes) -> dict[str, str]:
