@@ -796,7 +796,7 @@ class Client(Sink, Waiter):
         if self.virtual is not None:
             if pool.is_primary():
                 unit = unit.instead_of or unit
-                unit.begins = self.virtual.moves = True
+                unit.begins = True
                 self.state = self.virtual.state
             elif unit.instead_of is not None:
                 self.virtual.locals.append(frontend.query_text(unit.instead_of.raw).decode())
@@ -1046,7 +1046,9 @@ class Client(Sink, Waiter):
             return False
         if unit.instead_of is not None:
             return True
-        in_order = not virtual.failed and not virtual.moves
+        # What is on its way to the primary, where it may have to wait for a server, runs nowhere else any more: the
+        # settings of its transaction go with the BEGIN.
+        in_order = not virtual.failed and not unit.begins
         if in_order and (local := self._local_setting(virtual, unit)) is not None:
             self._route(local)
             return False

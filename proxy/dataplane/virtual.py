@@ -53,10 +53,9 @@ class Virtual:
         has_read: a statement has been looked at in it: its isolation level may not be changed any more.
         state: the settings that hold again behind it.
         locals: the texts of each SET LOCAL that was run in it.
-        moves: it is on its way to the primary, and runs nothing elsewhere any more.
     """
 
-    __slots__ = ("begin", "begun_ns", "failed", "has_read", "locals", "moves", "since", "state")
+    __slots__ = ("begin", "begun_ns", "failed", "has_read", "locals", "since", "state")
 
     def __init__(self, begin: str, begun_ns: int, since: float, state: State) -> None:
         self.begin = begin
@@ -66,7 +65,6 @@ class Virtual:
         self.has_read = False
         self.state = state
         self.locals: list[str] = []
-        self.moves = False
 
     def sql(self) -> str:
         """The string by which it begins on the primary, in the state that its client knows. (A BEGIN may end with a

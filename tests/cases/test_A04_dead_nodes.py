@@ -42,14 +42,14 @@ def black_hole() -> Iterator[int]:
             filler.close()
 
 
-def start(directory: Path, ports: dict[str, int], **pool: float) -> Proxy:
+def start(directory: Path, ports: dict[str, int], *, transactions: str = "read_only", **pool: float) -> Proxy:
     return Proxy(
         {
             "listen": {"host": "127.0.0.1", "port": 0},
             "admin": {"port": 0},
             "server": {"tls": "disable", "connect_timeout": 1.0},
             "auth": {"hba": ["host all all all trust"]},
-            "routing": {"read_split": True},
+            "routing": {"read_split": True, "transactions": transactions},
             "health": {"user": "postgres", "interval": 0.3, "timeout": 0.25},
             "pool": {"checkout_timeout": 2.0, **pool},
             "nodes": {name: {"host": "127.0.0.1", "port": port} for name, port in ports.items()},
@@ -125,6 +125,41 @@ def test_primary_down_and_back(nodes: tuple[Server, Server], tmp_path: Path) -> 
         primary.start()
         for wire in (one, two, three):
             becomes(wire, "INSERT INTO t VALUES (3)", ("C[INSERT",))
+
+
+def test_a_transaction_that_waits_for_the_primary_reads_nowhere_else(
+    nodes: tuple[Server, Server], tmp_path: Path
+) -> None:
+    """It has begun on a replica, and its settings are on their way to the primary."""
+    primary, replica = nodes
+    read = "SELECT decode('610a', 'hex') FROM t LIMIT 1"
+    ports = {"primary": primary.port, "replica": replica.port}
+    with start(tmp_path, ports, transactions="optimistic", pool_size=1, checkout_timeout=15) as proxy:
+        one, holder = client(proxy), client(proxy)
+        becomes(holder, "INSERT INTO t VALUES (1)", ("C[INSERT",))
+        where = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT decode%'"
+        deadline = time.monotonic() + 20
+        while True:
+            assert one.query("BEGIN") == "C[BEGIN] ZT"
+            assert one.query("SET LOCAL bytea_output = escape") == "C[SET] ZT"
+            assert one.query(read) == r"T[decode] D[a\012] C[SELECT 1] ZT"
+            if replica.ask(where)[0][0]:
+                break
+            assert one.query("COMMIT") == "C[COMMIT] ZI"
+            assert time.monotonic() < deadline
+        assert holder.query("BEGIN") == "C[BEGIN] ZT"
+        assert holder.query("INSERT INTO t VALUES (2)") == "C[INSERT 0 1] ZT"
+        replica.stop("immediate")
+        one.send(Q(read))  # to the primary, where it waits for a server
+        seen = len(proxy.lines)
+        proxy.wait_for("health_changed", node="replica", before="suspect", level="warning")
+        replica.start()
+        proxy.wait_for("health_changed", 30, after=seen, node="replica", before="recovering", level="info")
+        assert one.silence(0.1)
+        primary.stop("immediate")
+        assert [reply.kind for reply in one.until(timeout=30)] == ["E", "Z"]
+        assert one.query("SELECT 1") == "E[25P02] ZE"
+        assert one.query("ROLLBACK") == "C[ROLLBACK] ZI"
 
 
 def test_replicas_down_and_back(nodes: tuple[Server, Server], tmp_path: Path) -> None:
