@@ -1672,9 +1672,11 @@ class Client(Sink, Waiter):
         self._leave()
 
     def server_lost(self, server: Server, fatal: bool) -> None:
-        """The linked server is gone. As with PostgreSQL itself, so is the session."""
+        """The linked server is gone. As with PostgreSQL itself, so is the session, if it had anything there."""
         self.server = None
         self._busy = False
+        if not fatal and self._doomed is None and self.rerun.lost(server):
+            return
         if self._parked is not None and self._parked.kind is not Kind.WELCOME and not self._started(server):
             # Nothing of the parked unit was sent: it goes elsewhere.
             unit = self._parked

@@ -1,4 +1,4 @@
-"""A unit is run once more where nobody can tell: its plan has gone stale, or a standby has refused it.
+"""A unit is run once more where nobody can tell: its plan has gone stale, a standby has refused it, or a copy is gone.
 
 Owns the last unit that may be run again. Called by `client` (errors in) and by `batch` (units out).
 
@@ -11,6 +11,9 @@ A standby refuses what writes in a way that could not be seen, what reads an unl
 of replay (manual, 27.4.2). A read that stood alone goes to the primary then, if nothing of its answer has been passed
 on; and where the primary does answer it, it is remembered. Whatever error a columnar node gives, but that it was
 cancelled, an analytic statement is run as an ordinary read then; what the error teaches is `routing.columnar`'s word.
+
+Where a copy is lost without a word, what it was reading for a client is read elsewhere, and the session goes on: it had
+nothing there. (A node that ends a session, by FATAL, ends it for the client too.)
 """
 
 from __future__ import annotations
@@ -98,6 +101,21 @@ class Rerun:
         self._client.worker.capabilities.unable(self._client, unit, server.pool.node, sqlstate)
         owed.retry = self._run_as_read
         return False
+
+    def lost(self, server: Server) -> bool:
+        """The server has gone, and its client has none now. Whether what it was asked is asked of another one."""
+        client = self._client
+        owed = server.owed.head
+        if owed is None or owed.sink is not client or client.pins or server.pool.is_primary():
+            return False
+        unit = self._to_run_elsewhere(server, owed)
+        if unit is None:
+            return False
+        client.worker.counters.reruns += 1
+        self.unit = None
+        self._read_again(unit)
+        client.send_elsewhere(unit)
+        return True
 
     def _to_run_elsewhere(self, server: Server, owed: Owed) -> Unit | None:
         """The unit that has failed, if nobody can tell that it is run once more on another node."""

@@ -97,7 +97,13 @@ WORKER: dict[str, Source] = {
     "audits": Source(Metric("state_audits", "counter", "Servers asked what unseen code left in their session.")),
     "pins": Source(Metric("pins", "counter", "Times a client was tied to a server beyond its transaction.")),
     "pinned_current": Source(Metric("pinned_current", "gauge", "Clients tied to a server beyond their transaction.")),
-    "reruns": Source(Metric("reruns", "counter", "Reads run again on the primary because a standby had refused them.")),
+    "reruns": Source(
+        Metric(
+            "reruns",
+            "counter",
+            "Reads run again elsewhere: refused by a standby, failed on a columnar node, or their copy was lost.",
+        )
+    ),
     "reparses": Source(Metric("reparses", "counter", "Batches run again because a plan had gone stale.")),
     "begins_held": Source(Metric("begins_held", "counter", "Transactions whose BEGIN was held back.")),
     "hints_ignored": Source(

@@ -23,7 +23,7 @@ from ..conftest import base_settings, wait_until_serving
 from ..support.fleet import Fleet
 from ..support.proxy import Proxy, merged
 from ..support.rawpg import EOF as CLOSED
-from ..support.rawpg import Q, Wire
+from ..support.rawpg import B, D, E, P, Q, S, Wire, show
 from .conftest import CONSOLE_USER, Service, eventually
 
 PROBE_SECONDS = 0.05
@@ -121,8 +121,9 @@ class Scene:
 class Prober:
     """Asks on one connection, again and again, and keeps when which answer came."""
 
-    def __init__(self, name: str, client: Wire, text: str) -> None:
+    def __init__(self, name: str, client: Wire, text: str, pause: float = PROBE_SECONDS) -> None:
         self.name = name
+        self._pause = pause
         self.answers: list[tuple[float, str, str]] = []
         """When it came, the mark of its text, and the replies in short."""
         self.between = threading.Lock()
@@ -134,7 +135,7 @@ class Prober:
 
     def _run(self) -> None:
         number = 0
-        while not self._stop.wait(PROBE_SECONDS):
+        while not self._stop.wait(self._pause):
             number += 1
             mark = f"{self.name} {number}"
             with self.between:
@@ -149,10 +150,10 @@ class Prober:
         self._stop.set()
         self._thread.join()
 
-    def answered(self, count: int = 3) -> bool:
+    def answered(self, count: int = 3, seconds: float = 10) -> bool:
         """Wait for so many more answers."""
         wanted = len(self.answers) + count
-        return eventually(lambda: len(self.answers) >= wanted, 10)
+        return eventually(lambda: len(self.answers) >= wanted, seconds)
 
     def errors(self) -> list[str]:
         return [replies for _, _, replies in self.answers if "E[" in replies or "EOF" in replies]
@@ -243,6 +244,71 @@ def test_a_service_leaves_its_node_and_comes_back(scene: Callable[..., Scene]) -
     assert row["switches"] == "2" and row["since"]
     row = shown(it.service, "b")
     assert (row["sessions"], row["switches"]) == ("replica2=1", "0")
+
+
+@pytest.mark.full
+def test_under_load(scene: Callable[..., Scene]) -> None:
+    """Clients that never pause, and a probe a second for each service, while a node is killed and comes back."""
+    it = scene(PAIR, workers=2, routing={"affinity": {"check_interval": 10}})
+    it.settled("a", "b")
+    probers = [Prober(name, it.client(name), TEXT, 1.0) for name in "ab"]
+    load = [Prober(f"{name}{number}", it.client(name), TEXT, 0.0) for name in "ab" for number in range(8)]
+    node = it.replicas["replica1"]
+    with contextlib.ExitStack() as stack:
+        for prober in (*probers, *load):
+            stack.enter_context(prober)
+        assert probers[0].answered(5)
+        killed = time.monotonic()
+        node.kill()
+        assert probers[0].answered(5)
+        node.start()
+        assert eventually(lambda: health(it.service, "replica1") == "active", 20)
+        active = time.monotonic()
+        assert probers[0].answered(15, 30)
+    nodes = it.seen()
+    assert [prober.errors() for prober in (*probers, *load)] == [[]] * 18
+    for prober in (probers[0], *load[:8]):
+        found = moments(prober, lambda mark, _: nodes[mark])
+        assert [node for node, _, _ in found] == ["replica1", "replica2", "replica1"], (prober.name, found)
+        assert found[2][1] - active < 10 + SLACK
+    for prober in (probers[1], *load[8:]):
+        assert {nodes[mark] for _, mark, _ in prober.answers} == {"replica2"}
+    away, back = (moments(probers[0], lambda mark, _: nodes[mark])[turn][1] for turn in (1, 2))
+    count = sum(len(prober.answers) for prober in (*probers, *load))
+    print(f"{count} reads, none failed; on the next node after {away - killed:.1f} s, back after {back - active:.1f} s")
+
+
+@pytest.mark.parametrize("way", ["simple", "extended", "named"])
+def test_what_a_node_that_dies_was_reading_is_read_elsewhere(scene: Callable[..., Scene], way: str) -> None:
+    """Unless a part of it is known already."""
+    it = scene(PAIR)
+    it.settled("a")
+    whole = "SELECT id FROM item WHERE id < 3 ORDER BY id"
+    client, other = it.client("a"), it.client("a")
+    asked = {
+        "simple": (Q(whole),),
+        "extended": (P("", whole), B(), D("P"), E(), S),
+        "named": (B("", "known"), D("P"), E(), S),
+    }
+    node = it.replicas["replica1"]
+    other.send(Q("SELECT g FROM generate_series(1, 3000000) g"))
+    assert eventually(lambda: node.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'ClientWrite'"))
+    client.ask(P("known", whole), S)
+    expected = client.ask(*asked[way])
+    node.freeze()
+    try:
+        client.send(*asked[way])
+        busy = eventually(lambda: it.service.shown(client)["state"] == "active")
+    finally:
+        node.kill()
+    assert busy
+    try:
+        assert show(client.until()) == expected
+        told = Counter(reply.kind for reply in other.until("EOF"))
+        assert 0 < told["D"] < 3_000_000 and not told["C"] and told[CLOSED] == 1
+    finally:
+        node.start()
+    assert client.query("SELECT 1") == "T[?column?] D[1] C[SELECT 1] ZI"
 
 
 def test_who_wants_to_be_told_is_told_once(scene: Callable[..., Scene]) -> None:
