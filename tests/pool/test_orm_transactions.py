@@ -327,12 +327,28 @@ def twenty_clients(service: Service, change: Callable[[psycopg.Connection[Any]],
     assert value == str(CLIENTS * times)
 
 
+@pytest.fixture
+def late(service: Service) -> Iterator[None]:
+    """Replicas replay commits some time after they have come, so that what they hold is often old."""
+
+    def delay(how: str) -> None:
+        for replica in service.fleet.replicas:
+            replica.query(f"ALTER SYSTEM {how}")
+            replica.reload()
+
+    delay("SET recovery_min_apply_delay = '30ms'")
+    yield
+    delay("RESET recovery_min_apply_delay")
+
+
+@pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("change", WAYS)
 def test_twenty_clients_that_read_and_write(service: Service, change: Callable[[Any], bool]) -> None:
     twenty_clients(service, change, 5)
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("change", WAYS)
 def test_twenty_clients_that_read_and_write_for_long(service: Service, change: Callable[[Any], bool]) -> None:
     twenty_clients(service, change, 100)
