@@ -38,6 +38,7 @@ COMPILED = (
     "proxy/pool/state.py",
     "proxy/dataplane/unit.py",
     "proxy/dataplane/virtual.py",
+    "proxy/dataplane/begins.py",
     "proxy/dataplane/server.py",
     "proxy/dataplane/audit.py",
     "proxy/dataplane/batch.py",

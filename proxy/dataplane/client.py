@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import Aborted, CannotFollow, Moved, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
+from ..errors import CannotFollow, Moved, NoNode, ProtocolViolation, Rejected, Terminated, TridentError
 from ..routing.bind import UNREADABLE, Binding, readable
 from ..routing.consistency import LEVELS, OWN_LEVELS, Token, read_token
 from ..routing.decide import Roaming
@@ -29,16 +29,16 @@ from ..sql.lexical import route_explained
 from ..sql.model import Class, Classification, Effect, is_parsed_by
 from ..topology.snapshot import Snapshot
 from ..wire import build, frontend
-from ..wire.codes import FAILED, IDLE, IN_TRANSACTION
+from ..wire.codes import FAILED, IDLE
 from ..wire.frontend import BATCH_LIMIT, Op
 from ..wire.scan import B_NAMED, B_PLAIN, B_SYNC, bound_name, is_query, scan_batch
-from . import explain
+from . import begins, explain
 from .audit import Audit
 from .batch import Batches
 from .rerun import CANCELLED, REFUSALS, Rerun
 from .server import NODE_VIEW, Owed, Server, Sink
 from .unit import CALL, EMPTY, TOO_LONG, Kind, Unit, split_batch
-from .virtual import Command, Virtual, end_of, first_command, is_plain_read, is_refused, local_setting, may_hold
+from .virtual import Virtual
 from .waiter import Waiter
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ _TOO_LONG = {"fallback_share": "no replica can serve this read, and too many rea
 """What is said of a unit whose wait was in vain, by the reason of its hold."""
 
 _READY = build.ready(IDLE)
-_BEGIN_TAGS = {"begin": "BEGIN", "start transaction": "START TRANSACTION"}
 
 _GONE = asyncio.Transport()
 """Stands for a connection that is closed; never called."""
@@ -149,7 +148,7 @@ class Client(Sink, Waiter):
         self._stream = 0
         self._batches: Batches | None = None
         self._parked: Unit | None = None
-        self._busy = False
+        self.busy = False
         """A question of our own is under way on the linked server; nothing else may be sent."""
         self.barrier = False
         """What the unit in flight does to the session has to be known first; data for its copies may be sent."""
@@ -275,7 +274,7 @@ class Client(Sink, Waiter):
             return False
         server = self.server
         if server is not None:
-            if server.owed or self._busy:
+            if server.owed or self.busy:
                 return False
             return self._pass(server, form, data, classification)
         worker = self.worker
@@ -395,11 +394,11 @@ class Client(Sink, Waiter):
 
     def shut_in(self) -> None:
         """Take nothing more of the client's until `send_elsewhere`."""
-        self._busy = self._gate = True
+        self.busy = self._gate = True
 
     def send_elsewhere(self, unit: Unit) -> None:
         """Leave this server, and send the unit to another one."""
-        self._busy = False
+        self.busy = False
         server = self.server
         if server is not None:
             self._release(server)
@@ -415,7 +414,7 @@ class Client(Sink, Waiter):
             self._early
             or self._doomed is not None
             or self._parked is not None
-            or self._busy
+            or self.busy
             or self._barred()
             or (self._batches is not None and self._batches.waits)
             or self.closed
@@ -474,7 +473,7 @@ class Client(Sink, Waiter):
             self._input = b""
         if self._batches is not None:
             self._batches.write_out()
-        self._settle_gate()
+        self.settle_gate()
 
     def _is_owed(self) -> bool:
         """Whether an answer is under way to this client that waits for nothing more from it."""
@@ -483,7 +482,7 @@ class Client(Sink, Waiter):
             return False
         return any(owed.sink is self for owed in server.owed)
 
-    def _settle_gate(self) -> None:
+    def settle_gate(self) -> None:
         self._gate = bool(
             self._input
             or self._need
@@ -510,7 +509,7 @@ class Client(Sink, Waiter):
 
     def _resume(self) -> None:
         """Go on with what was parked, then with the input."""
-        if self.closed or self._busy or self._barred():
+        if self.closed or self.busy or self._barred():
             return
         unit = self._parked
         if unit is not None:
@@ -528,7 +527,7 @@ class Client(Sink, Waiter):
         if self._input:
             self._pump()
         else:
-            self._settle_gate()
+            self.settle_gate()
 
     def _message(self, kind: int, raw: bytes) -> None:
         if kind == frontend.TERMINATE:
@@ -662,7 +661,7 @@ class Client(Sink, Waiter):
         self.join_text(unit, text)
         classification = unit.classified[0]
         unit.named = bool(classification.name)
-        if classification.starts_transaction and self._hold_query(unit):
+        if classification.starts_transaction and begins.hold_query(self, unit):
             return
         if classification.reason == "ddl" and b"database" in raw[:MAX_COMMAND].lower():
             self.worker.pools.leave_databases(raw[:MAX_COMMAND])
@@ -732,17 +731,17 @@ class Client(Sink, Waiter):
             return
         if unit.policy is not None and unit.policy.reject:
             if self.server is not None and self.server.owed:
-                self._park(unit)  # its error comes behind what is under way
+                self.park(unit)  # its error comes behind what is under way
                 return
-            self._refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
+            self.refuse(unit, Rejected(unit.policy.reject, hint="A rule of the proxy's configuration says so."))
             return
-        if unit.kind is Kind.BATCH and unit.synced and self.virtual is None and self._hold_batch(unit):
+        if unit.kind is Kind.BATCH and unit.synced and self.virtual is None and begins.hold_batch(self, unit):
             return
         server = self.server
-        if self.virtual is not None and not self._may_go_on(self.virtual, unit):
+        if self.virtual is not None and not begins.may_go_on(self, self.virtual, unit):
             return
         if server is None:
-            self._route(unit)
+            self.route(unit)
             return
         if server.owed:
             held = (
@@ -753,7 +752,7 @@ class Client(Sink, Waiter):
                 or (not server.pool.is_primary() and server.status == IDLE and not self._may_follow(unit))
             )
             if held:
-                self._park(unit)
+                self.park(unit)
                 return
         self.transmit(server, unit)
 
@@ -765,18 +764,18 @@ class Client(Sink, Waiter):
     def _explain(self, unit: Unit) -> None:
         """Say where a statement would go, behind all answers that are under way."""
         if self.server is not None and self.server.owed:
-            self._park(unit)
+            self.park(unit)
             return
         try:
             self.write(explain.answer(self, unit))
         except TridentError as error:
-            self._refuse(unit, error)
+            self.refuse(unit, error)
 
-    def _park(self, unit: Unit) -> None:
+    def park(self, unit: Unit) -> None:
         self._parked = unit
         self._gate = True
 
-    def _route(self, unit: Unit) -> None:
+    def route(self, unit: Unit) -> None:
         worker = self.worker
         try:
             route = worker.routes.of(self, unit)
@@ -784,10 +783,10 @@ class Client(Sink, Waiter):
             self._hold(unit, error)
             return
         except Moved as error:
-            self._refuse(unit, error)
+            self.refuse(unit, error)
             return
         if route is None:
-            self._park(unit)
+            self.park(unit)
             return
         if isinstance(route, Hold):
             self._hold(unit, None if route.seconds else NoNode(_TOO_LONG[route.reason]), route.seconds)
@@ -808,9 +807,9 @@ class Client(Sink, Waiter):
                 unit.since = worker.clock.now()
             if pool.join(self):
                 self.waiting_in = pool
-                self._park(unit)
+                self.park(unit)
             else:
-                self._refuse(unit, pool.full_error())
+                self.refuse(unit, pool.full_error())
             return
         self._link(server, unit)
 
@@ -818,12 +817,12 @@ class Client(Sink, Waiter):
         if not unit.since:
             unit.since = self.worker.clock.now()
         if self.worker.hold(self, unit.since, error, seconds):
-            self._park(unit)
+            self.park(unit)
         elif error is not None:
-            self._refuse(unit, error)
+            self.refuse(unit, error)
         else:
             unit.waited = True
-            self._route(unit)
+            self.route(unit)
 
     def waited(self) -> None:
         """The wait for a better node is over."""
@@ -852,7 +851,7 @@ class Client(Sink, Waiter):
         self.waiting_in = None
         if unit is None:
             return
-        self._refuse(unit, error)
+        self.refuse(unit, error)
         self._resume()
 
     def _thaw(self) -> None:
@@ -884,7 +883,7 @@ class Client(Sink, Waiter):
                 if self._input:
                     self._go_on()
                 else:
-                    self._settle_gate()
+                    self.settle_gate()
                 return
         self._thaw()
         unit = self._parked
@@ -905,7 +904,7 @@ class Client(Sink, Waiter):
         if unit.reads_sequence and (server.last_writer is not self or not server.pool.is_primary()):
             self._release(server)
             self._uses_sequences = True
-            self._refuse(
+            self.refuse(
                 unit,
                 CannotFollow(
                     "currval() and lastval() need the server session that ran nextval(), "
@@ -954,7 +953,7 @@ class Client(Sink, Waiter):
                 )
                 if unit.kind is not Kind.WELCOME:
                     failure.detail = "A setting of this session could not be applied on the server that it was to use."
-                self._refuse(unit, failure)
+                self.refuse(unit, failure)
             self._resume()
             return
         server.state = self.state
@@ -967,136 +966,7 @@ class Client(Sink, Waiter):
             self.transmit(server, unit)
         self._resume()
 
-    # ---- transactions whose BEGIN is held back
-
-    def _hold_query(self, unit: Unit) -> bool:
-        """Whether a Query is a BEGIN that is answered, and nothing begun yet."""
-        if not self._hold_begin(unit, frontend.query_text(unit.raw)):
-            return False
-        self.names.unnamed = None  # as each Query does
-        self.write(build.command_complete(_BEGIN_TAGS[unit.classified[0].kind]) + build.ready(IN_TRANSACTION))
-        self._settle_gate()
-        return True
-
-    def _hold_batch(self, unit: Unit) -> bool:
-        """The same for a batch that begins with one; the rest of it is a unit by itself then."""
-        command = first_command(unit.ops, self.names)
-        if command is None or not command.statement.classification.starts_transaction or command.statement.split:
-            return False
-        begin, rest = Unit(Kind.BATCH), Unit(Kind.BATCH)
-        begin.ops, rest.ops = unit.ops[: command.length], unit.ops[command.length :]
-        self.batches.judge(begin)
-        if not self._hold_begin(begin, command.statement.sql):
-            return False
-        begun = self._has_run(command) + build.command_complete(_BEGIN_TAGS[begin.classified[0].kind])
-        if rest.ops:
-            self.write(begun)
-            self.batches.judge(rest)
-            self.begin(rest)
-        else:
-            self.write(begun + build.ready(IN_TRANSACTION))
-            self._settle_gate()
-        return True
-
-    def _has_run(self, command: Command) -> bytes:
-        """What a batch runs first is answered without a server: the replies up to its tag. What it parses is there
-        from now on."""
-        if command.parsed:
-            self.names.named[command.parsed] = command.statement
-        elif command.parsed is not None:
-            self.names.unnamed = command.statement
-        return command.replies
-
-    def _hold_begin(self, unit: Unit, text: bytes) -> bool:
-        """Whether nothing is begun yet by this BEGIN. Its answer is the caller's."""
-        binding = self.binding
-        if binding is None or not binding.split or binding.isolated or self.level == "strong":
-            return False
-        if self.virtual is not None:
-            return False  # PostgreSQL has a warning for that
-        if self.server is not None or self.pins or self.audit.touched or unit.effects:
-            return False
-        policy = unit.policy
-        if policy is not None and (policy.reject or policy.consistency == "strong"):
-            return False
-        isolation = self.state.values.get("default_transaction_isolation", "")
-        mode = (policy.transactions if policy is not None else "") or self.settings.transactions
-        if not text.isascii() or not may_hold(mode, unit.classified[0], isolation):
-            return False
-        worker = self.worker
-        now = worker.clock.boot_ns()
-        worker.consistency.need(now, waits=True)
-        self.virtual = Virtual(text.decode(), now, worker.clock.now(), self.state)
-        worker.counters.begins_held += 1
-        self.units += 1
-        return True
-
-    def _may_go_on(self, virtual: Virtual, unit: Unit) -> bool:
-        """Whether a unit in a transaction that has not begun is to be sent; else it has been answered, or waits."""
-        server = self.server
-        if server is not None and (server.owed or self._busy):
-            self._park(unit)
-            return False
-        if (end := end_of(unit)) and self._end_virtual(virtual, unit, end):
-            return False
-        if virtual.failed and is_refused(unit):
-            if unit.kind is Kind.QUERY or not unit.ops[0].name:
-                self.names.unnamed = None
-            self._refuse(unit, Aborted())
-            return False
-        if unit.instead_of is not None:
-            return True
-        # What is on its way to the primary, where it may have to wait for a server, runs nowhere else any more: the
-        # settings of its transaction go with the BEGIN.
-        in_order = not virtual.failed and not unit.begins
-        if in_order and (local := self._local_setting(virtual, unit)) is not None:
-            self._route(local)
-            return False
-        binding = self.binding
-        unit.begins = not (
-            in_order
-            and is_plain_read(unit)
-            and binding is not None
-            and not any(binding.tells_time(found) for found in unit.classified)
-        )
-        if not unit.begins:
-            unit.cls = Class.READ
-            unit.floor_ns = virtual.begun_ns
-        elif unit.cls is not Class.WRITE:
-            unit.cls = Class.SESSION
-        return True
-
-    def _end_virtual(self, virtual: Virtual, unit: Unit, end: str) -> bool:
-        """Whether a transaction that has not begun is ended by this unit."""
-        ended = build.command_complete("ROLLBACK" if virtual.failed else end) + build.ready(IDLE)
-        if unit.kind is Kind.QUERY:
-            self.names.unnamed = None
-        else:
-            command = first_command(unit.ops, self.names)
-            if command is None or command.length != len(unit.ops) or not unit.synced:
-                return False
-            ended = self._has_run(command) + ended
-        self.units += 1
-        self.virtual = None
-        self.state = virtual.state
-        self.write(ended)
-        self._settle_gate()
-        return True
-
-    def _local_setting(self, virtual: Virtual, unit: Unit) -> Unit | None:
-        """What is run on a copy in place of a SET LOCAL in a transaction that has not begun; None if it isn't one."""
-        single = unit.single
-        if unit.kind is not Kind.QUERY or single is None or single.kind != "set" or unit.policy is not None:
-            return None
-        sql = local_setting(frontend.query_text(unit.raw).decode("utf-8", "surrogateescape"))
-        if not sql:
-            return None
-        instead = Unit(Kind.QUERY, build.query(sql))
-        self.join_text(instead, sql.encode())
-        instead.cls = Class.READ
-        instead.instead_of = unit
-        instead.floor_ns = virtual.begun_ns
-        return instead
+    # ---- transactions whose BEGIN is held back: see `begins`
 
     def _begin_now(self, server: Server, unit: Unit) -> None:
         """Send the BEGIN that was held back, and the unit behind it."""
@@ -1117,7 +987,7 @@ class Client(Sink, Waiter):
             # It couldn't begin, though the client was told that it had: it has failed, and its end is still to come.
             error = error or {}
             if unit is not None:
-                self._refuse(unit, TridentError(error.get("M", "BEGIN failed"), sqlstate=error.get("C", "XX000")))
+                self.refuse(unit, TridentError(error.get("M", "BEGIN failed"), sqlstate=error.get("C", "XX000")))
             self.proceed(server)
             return
         self.virtual = None
@@ -1450,7 +1320,7 @@ class Client(Sink, Waiter):
             server.tell(b"".join(build.close(b"S", name) for name in owed.squatters if name not in held))
         if self.audit.touched:
             self.audit.unit_done(server, owed, status)
-            if self._busy:
+            if self.busy:
                 return
         # What was sent before it may have ended first.
         self.barrier = self.barrier and any(other.sink is self for other in server.owed)
@@ -1469,7 +1339,7 @@ class Client(Sink, Waiter):
         if self._parked is not None or self._input or (self._batches is not None and self._batches.held_back):
             self._resume()
         elif self._gate:
-            self._settle_gate()
+            self.settle_gate()
 
     def _note_end(self, server: Server, owed: Owed) -> None:
         """What it has written and seen by now, for its next read."""
@@ -1547,7 +1417,7 @@ class Client(Sink, Waiter):
         then: Callable[[Server, list[list[bytes | None]], dict[str, str] | None], None],
     ) -> None:
         """Ask the linked server something; nothing else is sent to it until it has answered."""
-        self._busy = True
+        self.busy = True
         self._gate = True
         server.ask(sql, then)
 
@@ -1556,7 +1426,7 @@ class Client(Sink, Waiter):
         if server.owner is not self:
             server.pool.settled(server)
             return False
-        self._busy = False
+        self.busy = False
         return True
 
     def settled(self, server: Server) -> bool:
@@ -1569,7 +1439,7 @@ class Client(Sink, Waiter):
 
     def proceed(self, server: Server) -> None:
         """After a question of our own: as after a unit."""
-        if self._busy:
+        if self.busy:
             return
         self.barrier = False
         if server.status == IDLE and self.settled(server) and self._loose():
@@ -1619,7 +1489,7 @@ class Client(Sink, Waiter):
         """When it was first seen with nothing under way; None while something is. Seen once a second,
         so that no unit has to note the time."""
         server = self.server
-        if self._early or self._parked is not None or self._busy or (server is not None and server.owed):
+        if self._early or self._parked is not None or self.busy or (server is not None and server.owed):
             self._quiet = 0.0
             self._quiet_mark = -1
             return None
@@ -1631,7 +1501,7 @@ class Client(Sink, Waiter):
 
     # ------------------------------------------------------------------ ends
 
-    def _refuse(self, unit: Unit, error: TridentError) -> None:
+    def refuse(self, unit: Unit, error: TridentError) -> None:
         """Answer a unit with an error of our own, and leave the connection as PostgreSQL would."""
         self.worker.counters.rejected += 1
         if self.virtual is not None:
@@ -1652,7 +1522,7 @@ class Client(Sink, Waiter):
         """A CancelRequest with this client's key arrived."""
         self._thaw()
         unit = self._parked
-        if unit is not None and not self._busy and self.server is None and unit.kind is not Kind.WELCOME:
+        if unit is not None and not self.busy and self.server is None and unit.kind is not Kind.WELCOME:
             if self.waiting_in is not None:
                 self.waiting_in.leave(self)
             self.worker.unhold(self)
@@ -1674,7 +1544,7 @@ class Client(Sink, Waiter):
     def server_lost(self, server: Server, fatal: bool) -> None:
         """The linked server is gone. As with PostgreSQL itself, so is the session, if it had anything there."""
         self.server = None
-        self._busy = False
+        self.busy = False
         if not fatal and self._doomed is None and self.rerun.lost(server):
             return
         if self._parked is not None and self._parked.kind is not Kind.WELCOME and not self._started(server):

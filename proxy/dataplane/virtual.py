@@ -14,7 +14,7 @@ SET LOCAL of a setting that decides neither what names mean nor what the client 
 tenant for row security) doesn't move it either: it is run as SET on a copy, so that PostgreSQL checks it, and holds for
 its client until the transaction ends; the primary gets it behind the BEGIN as it was written.
 
-Owns the state of one such transaction and the question which units may run in it. Called by `client`.
+Owns the state of one such transaction and the question which units may run in it. Called by `begins` and `client`.
 """
 
 from __future__ import annotations
