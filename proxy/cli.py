@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .config.schema import Config, Node
+from .config.units import parse_duration
 from .errors import ConfigError, TridentError
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("-d", "--database", default="", help="with -c: which database; else that of the user's name")
     explain.add_argument("sql", metavar="SQL")
     explain.set_defaults(run=_explain)
+
+    history = commands.add_parser("history", help="say what has happened to the fleet, and why")
+    where = history.add_mutually_exclusive_group(required=True)
+    where.add_argument("-c", "--config", metavar="FILE", type=Path, help="the fleet of this configuration")
+    where.add_argument("--file", metavar="FILE", type=Path, help="the fleet whose `history.file` this is")
+    _overrides(history)
+    history.add_argument("--since", metavar="AGE", type=parse_duration, help="for example 2h or 7d; else all")
+    history.add_argument("--node", default="", help="what happened to this one")
+    history.add_argument("--kind", default="", help="health, role, primary, unfit, alarm, config, command or process")
+    history.add_argument("--json", action="store_true", help="one object a line")
+    history.set_defaults(run=_history)
 
     shapes = commands.add_parser("shapes", help="give names to the statements that clients send").add_subparsers(
         required=True, metavar="COMMAND"
@@ -290,6 +302,46 @@ def _explain(options: argparse.Namespace) -> int:
     for item, value in rows:
         print(f"{(item or b'').decode():<12} {(value or b'').decode('utf-8', 'replace')}".rstrip())
     return 0
+
+
+def _history(options: argparse.Namespace) -> int:
+    import sqlite3
+    import time
+
+    import msgspec
+
+    from .admin.command import timestamp
+    from .controlplane.history import read
+
+    try:
+        file = options.file or _history_file(options)
+        since = time.time() - options.since if options.since is not None else 0.0
+        for event in read(file, since=since, node=options.node, kind=options.kind, limit=sys.maxsize):
+            if options.json:
+                print(msgspec.json.encode(event).decode())
+                continue
+            move = " -> ".join(word for word in (event.before, event.after) if word)
+            told = (event.kind, event.node, move, event.cause, event.seen, event.who and f"by {event.who}")
+            print("  ".join(word for word in (timestamp(event.at) or "", *told) if word))
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    except sqlite3.Error as error:
+        print(f"{file}: can't be read: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _history_file(options: argparse.Namespace) -> Path:
+    from .config.load import load
+    from .ipc.paths import RuntimePaths
+
+    config = load(options.config, options.overrides)
+    if config.history.file:
+        return Path(config.history.file)
+    if not config.runtime_dir:
+        raise ConfigError("neither `history.file` nor `runtime_dir` is set: what happened is forgotten with the proxy")
+    return RuntimePaths(config.runtime_dir).history
 
 
 def _shapes_export(options: argparse.Namespace) -> int:

@@ -86,7 +86,7 @@ def _reload(start: ControllerStart, paths: RuntimePaths, controller: Controller)
     with contextlib.suppress(OSError):
         _keep(paths.config, config)
     _configure_log(config)
-    controller.reload(config)
+    controller.reload(config, "SIGHUP")
 
 
 def with_fixed(running: Config, wanted: Config) -> Config:

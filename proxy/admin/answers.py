@@ -100,8 +100,7 @@ def answer(statement: Statement, who: Who, commands: Mapping[str, Command | Acti
         return _select(statement, who)
     action = commands.get(first)
     if isinstance(action, Action):
-        run, rest = action.run, words[1:]
-        return Answer(first.upper(), action.columns, lambda context: run(context, rest))
+        return Answer(first.upper(), action.columns, _acting(action, statement, who))
     if first == "rollback" and "to" in words:
         return Answer("ROLLBACK", status=codes.IN_TRANSACTION)
     if first in _TRANSACTION:
@@ -111,6 +110,15 @@ def answer(statement: Statement, who: Who, commands: Mapping[str, Command | Acti
     if words == ("close", "all"):
         return Answer("CLOSE CURSOR ALL")
     raise _unknown(statement)
+
+
+def _acting(action: Action, statement: Statement, who: Who) -> Callable[[Context], Awaitable[Rows]]:
+    async def rows(context: Context) -> Rows:
+        done = await action.run(context, statement.words[1:])
+        context.view.commanded(statement.text, who.user)
+        return done
+
+    return rows
 
 
 def _show(statement: Statement, who: Who, commands: Mapping[str, Command | Action]) -> Answer:

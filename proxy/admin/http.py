@@ -1,4 +1,4 @@
-"""The controller's HTTP pages: /metrics, /healthz and /readyz.
+"""The controller's HTTP pages: /metrics, /healthz, /readyz and /history.
 
 Owns the web server and nothing that it shows. /healthz says that the controller's loop runs; /readyz says
 that the proxy can serve: a node may take work and a worker is connected. Neither asks a node, so a probe of
@@ -16,6 +16,8 @@ from ..metrics.export import CONTENT_TYPE, page
 from .stats import Stats, serving
 from .view import ControllerView
 
+MAX_EVENTS = 10_000
+"""In one answer of /history."""
 SHUTDOWN_TIMEOUT = 1.0
 """Seconds that open requests get when the server stops."""
 
@@ -30,6 +32,7 @@ class HttpServer:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
+        app.router.add_get("/history", self._history)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT)
 
     async def start(self, host: str, port: int) -> int:
@@ -55,6 +58,16 @@ class HttpServer:
         reason = not_ready(self._view)
         body = json.dumps({"ready": not reason, "reason": reason}) + "\n"
         return web.Response(status=503 if reason else 200, text=body, content_type="application/json")
+
+    async def _history(self, request: web.Request) -> web.Response:
+        """?since= (Unix seconds), node=, kind=, limit=: the last events, the oldest first."""
+        asked = request.query
+        try:
+            since, limit = float(asked.get("since", 0)), int(asked.get("limit", MAX_EVENTS))
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from error
+        limit = min(max(limit, 0), MAX_EVENTS)
+        return web.json_response(await self._view.history(since, asked.get("node", ""), asked.get("kind", ""), limit))
 
 
 def not_ready(view: ControllerView) -> str:

@@ -1,7 +1,7 @@
 """What console, metrics and health page may see of the controller: a facade.
 
 The controller has these attributes; `run_controller` hands it to `admin`, which changes nothing
-through it but by `forget_shapes`.
+through it but by `forget_shapes` and `commanded`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 class ControllerView(Protocol):
-    """The facade. All but `report` answers at once from memory."""
+    """The facade. All that isn't awaited answers at once from memory."""
 
     @property
     def config(self) -> Config: ...
@@ -54,6 +54,15 @@ class ControllerView(Protocol):
         """Shapes of reads that take long, or have run on columnar nodes: `database`, `shape`, `class` (what was
         learned; "" where the structure decides), `replica_runs`, `replica_seconds`, `columnar_runs`, `columnar_seconds`
         (means), `cost` (the planner's, or None), `text` (without its constants)."""
+        ...
+
+    async def history(self, since: float, node: str, kind: str, limit: int) -> Sequence[Row]:
+        """The last `limit` events, the oldest first, not before `since` (Unix seconds), of one node or kind if that
+        isn't empty: `at` (Unix seconds), `kind`, `node`, `before`, `after`, `cause`, `seen`, `who`."""
+        ...
+
+    def commanded(self, command: str, who: str) -> None:
+        """A user of the console has changed something by a command."""
         ...
 
     def forget_shapes(self, shape: str) -> int:

@@ -471,6 +471,15 @@ class Log(Section, frozen=True):
     """One line for each connection event."""
 
 
+class HistorySettings(Section, frozen=True):
+    """What has happened to the fleet, and why: `SHOW HISTORY`, `pgtrident history`."""
+
+    file: Annotated[str, RESTART] = ""
+    """An SQLite file; empty is one in `runtime_dir`."""
+    keep: Seconds = 7_776_000.0
+    """Older events are dropped."""
+
+
 class Admin(Section, frozen=True):
     """Metrics, health page and console."""
 
@@ -500,6 +509,7 @@ class Config(Section, frozen=True):
     health: HealthSettings = HealthSettings()
     lag: Lag = Lag()
     log: Log = Log()
+    history: HistorySettings = HistorySettings()
     admin: Admin = Admin()
     nodes: dict[str, Node] = {}
     databases: dict[str, Database] = {}

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +35,7 @@ from ..topology.model import Health, Role
 from ..topology.snapshot import Address, NodeView, Snapshot
 from .catalogues import Catalogues, DialDatabase
 from .freshness import Sampler
+from .history import Event, History
 from .homes import Homes
 from .link import Dial
 from .measured import MeasuredShapes
@@ -41,6 +45,9 @@ from .resolve import Resolver
 from .seen import SeenShapes
 from .shapes import Shapes
 from .tasks import Tasks
+
+LOOKS = 5
+"""Observations of a node that are written down when its health moves."""
 
 _log = get_logger("controller")
 
@@ -60,6 +67,8 @@ class _Watched:
         """The last answer that was a pass."""
         self.error = ""
         """Of the last probe, empty after a pass."""
+        self.looks: deque[str] = deque(maxlen=LOOKS)
+        """What the last probes saw."""
         self.probes = 0
         self.failures = 0
         self.pace: Pace | None = None
@@ -145,6 +154,8 @@ class Controller:
         self._measured = MeasuredShapes(paths.measured, lambda: self._config, self._publisher.publish_names, clock)
         self._homes = Homes(paths.homes, lambda: self.snapshot, lambda: self._config, self._publisher.publish_names)
         self._seen = SeenShapes(paths.shapes_seen, self._publisher.report, clock)
+        file = config.history.file
+        self._history = History(Path(file) if file else paths.history, config.history.keep)
 
     # The view for `admin`.
 
@@ -194,6 +205,18 @@ class Controller:
         """As in `admin.view.ControllerView.forget_shapes`."""
         return self._shapes.forget(shape) + self._measured.forget(shape)
 
+    async def history(self, since: float, node: str, kind: str, limit: int) -> list[dict[str, Any]]:
+        """One row an event; keys as in `admin.view.ControllerView.history`."""
+        found = await asyncio.to_thread(self._history.find, since=since, node=node, kind=kind, limit=limit)
+        return [asdict(event) for event in found]
+
+    def commanded(self, command: str, who: str) -> None:
+        """As in `admin.view.ControllerView.commanded`."""
+        self._happened("command", after=command, who=who)
+
+    def _happened(self, kind: str, **facts: str) -> None:
+        self._history.note(Event(self._clock.wall(), kind, **facts))
+
     async def report(self, kind: str) -> list[dict[str, Any]]:
         return await self._publisher.report(kind)
 
@@ -201,6 +224,8 @@ class Controller:
 
     async def start(self) -> None:
         """Begin to probe, and to serve workers; OSError if the runtime directory can't be used."""
+        self._history.start()
+        self._happened("process", after="started", cause="controller")
         self._shapes.load()
         self._homes.load()
         self._seen.load()
@@ -223,13 +248,17 @@ class Controller:
         self._seen.keep()
         await self._publisher.stop()
         self._resolver.stop()
+        self._happened("process", before="started", after="stopped", cause="controller")
+        await asyncio.to_thread(self._history.stop)
 
-    def reload(self, config: Config) -> None:
-        """Take a new configuration; settings that need a restart are logged and keep their old effect in the
-        processes that read them."""
+    def reload(self, config: Config, who: str) -> None:
+        """Take a new configuration, by whose wish; settings that need a restart are logged and keep their old effect
+        in the processes that read them."""
         changes = list(diff(self._config, config))
         for change in changes:
             _log.info("setting_changed", setting=change.key, old=change.old, new=change.new, restart=change.restart)
+            self._happened("config", before=str(change.old), after=str(change.new), cause=change.key, who=who)
+        self._history.keep = config.history.keep
         self._config = config
         self._measured.judge()
         for name, node in list(self._nodes.items()):
@@ -329,9 +358,18 @@ class Controller:
         if error and error != node.error:
             _log.warning("probe_failed", node=node.name, cause=seen, error=error)
         node.error = error
+        node.looks.append(f"{seen}: {error}" if error else str(seen))
         for move in node.health.observe(seen, self._clock.now()):
             level = _log.warning if move.after in (Health.DOWN, Health.SUSPECT) else _log.info
             level("health_changed", node=node.name, before=move.before, after=move.after, cause=move.cause)
+            self._happened(
+                "health",
+                node=node.name,
+                before=str(move.before),
+                after=str(move.after),
+                cause=str(move.cause),
+                seen="; ".join(node.looks),
+            )
         self._judge()
 
     def _take_role(self, node: _Watched, role: Role) -> None:
@@ -341,6 +379,7 @@ class Controller:
             # Servers opened for the one role must not be used for the other.
             node.generation += 1
         _log.info("role_found", node=node.name, role=role, before=node.role)
+        self._happened("role", node=node.name, before=str(node.role), after=str(role))
         node.role = role
 
     def _take_logins(self, node: _Watched, mark: str) -> None:
@@ -363,9 +402,11 @@ class Controller:
         verdict = judge(facts, self._was_primary, multi_writer=self._config.group.multi_writer)
         if verdict.alarm and verdict.alarm != self._verdict.alarm:
             _log.error("group_contradicts_itself", alarm=verdict.alarm)
+            self._happened("alarm", seen=verdict.alarm)
         for name, reason in verdict.unfit.items():
             if self._verdict.unfit.get(name) != reason:
                 _log.warning("node_unfit", node=name, reason=reason)
+                self._happened("unfit", node=name, after="unfit", cause=reason)
         self._verdict = verdict
         before = self.snapshot
         # While the very first answers come in, a picture without a primary would only cause refusals.
@@ -377,6 +418,7 @@ class Controller:
             if demoted := self._nodes.get(self._was_primary):
                 demoted.generation += 1
             _log.warning("primary_changed", before=self._was_primary, after=verdict.primary, epoch=epoch)
+            self._happened("primary", before=self._was_primary, after=verdict.primary, seen=f"epoch {epoch}")
             self._was_primary = verdict.primary
         after = compile_snapshot(
             [node.view() for node in nodes],

@@ -29,6 +29,8 @@ class RuntimePaths:
         """How long shapes take on replicas and columnar nodes. It stays too."""
         self.homes = self.directory / "homes"
         """Where names of `spread` services keep to. It stays too."""
+        self.history = self.directory / "history"
+        """What has happened. It stays too, and may be elsewhere (`history.file`)."""
         self.shapes_seen = self.directory / "shapes_seen"
         """What clients have sent. It stays too."""
 

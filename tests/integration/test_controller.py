@@ -248,9 +248,9 @@ async def test_reload_of_nodes(servers: tuple[Server, Server], tmp_path: Path) -
     config = settings(servers)
     async with controller(settings(servers[:1]), tmp_path) as (made, [worker]):
         assert (await worker.until_snapshot(lambda s: s.primary == "a")).replicas == ()
-        made.reload(config)
+        made.reload(config, "test")
         await worker.until_snapshot(lambda s: s.replicas == ("b",))
-        made.reload(settings(servers[:1]))
+        made.reload(settings(servers[:1]), "test")
         await worker.until_snapshot(lambda s: "b" not in s.nodes)
 
 

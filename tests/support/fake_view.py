@@ -85,6 +85,7 @@ class FakeView:
             }
         ]
         self.forgotten: list[str] = []
+        self.commands: list[tuple[str, str]] = []
         self.seen_shapes: list[Row] = [
             {
                 "database": "shop",
@@ -119,6 +120,23 @@ class FakeView:
                 "text": "SELECT * FROM cart",
             }
         ]
+
+    async def history(self, since: float, node: str, kind: str, limit: int) -> list[Row]:
+        return [
+            {
+                "at": 1_800_000_000.0,
+                "kind": "health",
+                "node": "pg2",
+                "before": "active",
+                "after": "suspect",
+                "cause": "refused",
+                "seen": "pass; refused: connection refused",
+                "who": "",
+            }
+        ]
+
+    def commanded(self, command: str, who: str) -> None:
+        self.commands.append((command, who))
 
     def forget_shapes(self, shape: str) -> int:
         self.forgotten.append(shape)

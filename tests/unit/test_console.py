@@ -56,6 +56,7 @@ COMMANDS = (
     "config",
     "databases",
     "help",
+    "history",
     "nodes",
     "pools",
     "rules",
@@ -140,6 +141,13 @@ async def test_services_are_summed_over_the_workers(console: Fixture) -> None:
 async def test_shapes_are_shown_and_forgotten(console: Fixture, sql: str, replies: str, forgotten: list[str]) -> None:
     assert (await console.say(Q(sql))).endswith(replies)
     assert console.view.forgotten == forgotten
+    # Who has changed something is written down, if it could be done.
+    assert console.view.commands == [(sql.rstrip(";"), "ann") for _ in forgotten]
+
+
+async def test_history_is_shown(console: Fixture) -> None:
+    row = "D[2027-01-15 08:00:00 UTC,health,pg2,active,suspect,refused,pass; refused: connection refused,]"
+    assert (await console.say(Q("SHOW HISTORY"))).endswith(f"{row} C[SHOW] ZI")
 
 
 SIMPLE = [
