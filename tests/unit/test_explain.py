@@ -149,7 +149,7 @@ class Fixture:
             self.worker, cast(asyncio.Transport, self.transport), login, self.worker.settings_for("d", "u"), 1
         )
         self.client.ready = True
-        self.client._settle_gate()
+        self.client.settle_gate()
         self.fresh(r1=0, r2=0)
         catalogue = Catalogue(version="v1", relations={"t": {"public": ""}})
         self.worker.handle(KnownCatalogue("d", self.clock.boot_ns() + 1, catalogue))
