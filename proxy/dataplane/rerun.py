@@ -40,6 +40,9 @@ feature_not_supported, object_not_in_prerequisite_state, and serialization_failu
 CANCELLED = "57014"
 """query_canceled: the client's wish, or its time-out."""
 
+MAX_LOSSES = 50
+"""Connections of one node that may be lost under a unit, as when the node dies with all of them."""
+
 SERIALIZABLE = "GetSerializableTransactionSnapshot"
 """It refuses all that a session with default_transaction_isolation = serializable runs on a standby, which says nothing
 of the statement (storage/lmgr/predicate.c)."""
@@ -108,9 +111,15 @@ class Rerun:
         owed = server.owed.head
         if owed is None or owed.sink is not client or client.pins or server.pool.is_primary():
             return False
+        node = server.pool.node
+        before = owed.unit
+        if before is not None and before.lost_on == node and before.losses < MAX_LOSSES:
+            before.retried = False  # another connection of the same dead node, whose end had not been heard of
         unit = self._to_run_elsewhere(server, owed)
         if unit is None:
             return False
+        unit.lost_on = node
+        unit.losses += 1
         client.worker.counters.reruns += 1
         self.unit = None
         self._read_again(unit)

@@ -78,6 +78,8 @@ class Unit:
         "floor_ns",
         "instead_of",
         "kind",
+        "losses",
+        "lost_on",
         "mark",
         "named",
         "ops",
@@ -111,6 +113,10 @@ class Unit:
         self.policy: Policy | None = None
         self.explains = False
         self.reads_wishes = False
+        self.lost_on = ""
+        """The node whose connection was lost while it ran, ..."""
+        self.losses = 0
+        """... and how often."""
         self.retried = False
         self.refused = ""
         self.failed_on_columnar = False

@@ -266,7 +266,7 @@ def test_under_load(scene: Callable[..., Scene]) -> None:
         active = time.monotonic()
         assert probers[0].answered(15, 30)
     nodes = it.seen()
-    assert [prober.errors() for prober in (*probers, *load)] == [[]] * 18
+    assert [prober.errors()[:3] for prober in (*probers, *load)] == [[]] * 18
     for prober in (probers[0], *load[:8]):
         found = moments(prober, lambda mark, _: nodes[mark])
         assert [node for node, _, _ in found] == ["replica1", "replica2", "replica1"], (prober.name, found)
