@@ -9,7 +9,6 @@ Called by `controller`; `read` also by the command line, which needs no running 
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 from collections import deque
@@ -152,16 +151,13 @@ class History:
                 self._set_back(error)
 
     def _write(self, connection: sqlite3.Connection) -> None:
-        """Write what comes, until there is nothing more or the file is another one."""
-        opened = os.stat(self._path).st_ino
+        """Write what comes, until there is nothing more; sqlite3.Error also when somebody has taken the file away."""
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._waiting or self._stopped)
                 if not self._waiting:
                     return
                 event = self._waiting[0]
-            if self._inode() != opened:
-                return  # somebody has taken it away: it is made anew
             connection.execute(_INSERT, astuple(event))
             with self._news:
                 if self._waiting and self._waiting[0] is event:
@@ -173,12 +169,6 @@ class History:
                 connection.execute('DELETE FROM history WHERE "at" < ?', (event.at - self.keep,))
                 connection.execute("DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - ?", (MAX_EVENTS,))
             self._written += 1
-
-    def _inode(self) -> int:
-        try:
-            return os.stat(self._path).st_ino
-        except OSError:
-            return 0
 
     def _set_back(self, error: Exception) -> None:
         """It can't be written now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +11,9 @@ from ..conftest import StartProxy
 from ..support.fleet import Fleet
 from ..support.proxy import Proxy, Settings, merged
 from ..support.rawpg import Q, Wire
+from ..support.waiting import eventually as eventually
 
 CONSOLE_USER = "console"
-
-
-def eventually(holds: Callable[[], object], seconds: float = 5.0) -> bool:
-    """Whether it holds within so many seconds: for what a node or the console tells, which sends no event."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 class Service:

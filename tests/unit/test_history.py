@@ -6,8 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,11 @@ from proxy.controlplane import history as module
 from proxy.controlplane.history import Event, History, read
 
 from ..support.proxy import ROOT
+from ..support.waiting import eventually
 
 
 def event(number: int, **facts: str) -> Event:
     return Event(float(number), facts.pop("kind", "health"), **facts)
-
-
-def eventually(holds: Callable[[], object], seconds: float = 10.0) -> bool:
-    """For what another thread does."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 @pytest.fixture(autouse=True)
