@@ -7,6 +7,8 @@ to run on either way.
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
 from collections.abc import Mapping
 from functools import partial
 
@@ -14,7 +16,7 @@ from .fleet import Fleet
 from .pgbench import pgbench, quantile
 from .procs import Meter, running
 from .study import Figures, Goal, Run, Study, number
-from .systems import Pgtrident
+from .systems import ROOT, Pgtrident
 
 WORKER = "proxy.run_worker"
 # A number in a name is no constant, so that neither text nor shape has been seen before.
@@ -32,6 +34,10 @@ prepared and stays the same; both are known to the worker's cache. In the third 
 before: it is looked at with `read_split` off too, for what it does to the session."""
 WRITES_ABOUT = """`off` and `on` as above. Transactions are those that the primary counts, for each update: with those
 of probes, and of the samples of its position that follow writes."""
+INSIDE = "select, simple"
+INSIDE_ABOUT = """The same without sockets: what the worker's own code takes for one statement, in us, as one of two
+workers and with all caches warm (`benchmarks/inside.py`). It tells changes of the code from those of the machine, which
+the table above can't: there the system calls are ten times as much and vary by more than this."""
 
 
 def studies(seconds: float) -> list[Study]:
@@ -42,6 +48,13 @@ def studies(seconds: float) -> list[Study]:
             READS_ABOUT,
             partial(_reads, seconds=seconds),
             _reads_goals,
+        ),
+        Study(
+            "what routing costs: the worker's own code",
+            frozenset({"cost", "inside"}),
+            INSIDE_ABOUT,
+            _inside,
+            _inside_goals,
         ),
         Study(
             "what routing costs: writes",
@@ -58,6 +71,12 @@ def _reads_goals(rows: Mapping[str, Figures]) -> list[Goal]:
     return [
         *(Goal(f"{name}: us of CPU for routing", number(rows, name, "more CPU us"), 3, at_most=True) for name in KNOWN),
         Goal(f"{UNKNOWN}: us of CPU for looking at it and routing", unknown, 500, at_most=True),
+    ]
+
+
+def _inside_goals(rows: Mapping[str, Figures]) -> list[Goal]:
+    return [
+        Goal(f"{INSIDE}: us of the worker's own code for routing", number(rows, INSIDE, "more us"), 3, at_most=True)
     ]
 
 
@@ -79,6 +98,16 @@ def _reads(fleet: Fleet, stack: contextlib.ExitStack, seconds: float) -> Mapping
         return {name: {**_beside(off, on), "more CPU us": on["CPU us"] - off["CPU us"]}}
 
     return {name: partial(run, name) for name in asked}
+
+
+def _inside(fleet: Fleet, _stack: contextlib.ExitStack) -> Mapping[str, Run]:
+    program = [str(Pgtrident(fleet, replicas=0).python), "-P", str(ROOT / "benchmarks" / "inside.py")]
+
+    def run() -> Mapping[str, Figures]:
+        found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout)
+        return {INSIDE: {"off us": found["off"], "on us": found["on"], "more us": found["on"] - found["off"]}}
+
+    return {INSIDE: run}
 
 
 def _writes(fleet: Fleet, stack: contextlib.ExitStack, seconds: float) -> Mapping[str, Run]:

@@ -601,11 +601,9 @@ class Client(Sink, Waiter):
     def _bound(self, binding: Binding, classification: Classification) -> Classification:
         """What a statement is in this database. The catalogue is not believed after DDL, be it this client's own that
         is not committed yet. (Whether a read may leave the primary is asked once more when it is routed.)"""
-        if self.ddl_open:
-            return binding.unsure(classification)
-        if binding.split and classification.uses is not None:
+        if binding.split and (classification.uses is not None or classification.cls is Class.READ):
             self.worker.catalogues.believed(binding)
-        return binding.of(classification)
+        return binding.unsure(classification) if self.ddl_open else binding.of(classification)
 
     def bound(self, classification: Classification, *, behind_ddl: bool = False) -> Classification:
         """The same for what takes the general way; `behind_ddl`: in one batch with it."""

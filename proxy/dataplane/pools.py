@@ -303,8 +303,7 @@ class ServerPool:
 
     def is_primary(self) -> bool:
         """Whether its node takes writes."""
-        snapshot = self.pools.worker.snapshot
-        return self.node == snapshot.primary or self.node in snapshot.writers
+        return self.node in self.pools.worker.router.writers
 
     def _reserve(self) -> int:
         if not self.reserve:

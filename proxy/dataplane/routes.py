@@ -36,7 +36,8 @@ class Routes:
         self._fallbacks = Fallbacks()
 
     def plain(self, client: Client, classification: Classification) -> Route | None:
-        """The route of a plain unit that needs no wait of any kind; else None. The short way of `of`."""
+        """The route of a plain unit that needs no wait of any kind; else None. The short way of `of`, for what was
+        bound just now (`Client._bound`: whether its catalogue is believed has been asked)."""
         cls = classification.cls
         if cls is Class.ANALYTIC:
             return None
@@ -46,7 +47,8 @@ class Routes:
         worker = self._worker
         reads = cls is Class.READ
         settings = client.settings
-        known = not reads or client.binding is None or worker.catalogues.believed(client.binding)
+        binding = client.binding
+        known = not reads or binding is None or binding.read_ns > binding.changed_ns
         strong = "strong" if level == "strong" else ""
         home = reason = writer = ""
         tie = client.tie
@@ -135,9 +137,8 @@ class Routes:
 
     def _may_go(self, reads: bool, fell: bool, *, dry: bool = False) -> bool:
         """Whether a read may go where it is to go (`routing.fallback_share`)."""
-        worker = self._worker
-        share = worker.config.routing.fallback_share
-        return share >= 100 or not reads or self._fallbacks.allows(fell, share, worker.clock.now(), dry=dry)
+        share = self._worker.router.fallback_share
+        return share >= 100 or not reads or self._fallbacks.allows(fell, share, self._worker.clock.now(), dry=dry)
 
     def _asked(self, client: Client, unit: Unit, *, dry: bool = False) -> Request | Hold | None:
         """What to ask for a unit; a wait that comes before that, or None when something is found out first."""

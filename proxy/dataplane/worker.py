@@ -255,6 +255,7 @@ class Worker:
             shares={name: node.weight for name, node in config.nodes.items()},
             zones={name: node.zone for name, node in config.nodes.items()},
             zone=config.routing.zone,
+            fallback_share=config.routing.fallback_share,
         )
         router.refresh(self.consistency.freshness)
         return router

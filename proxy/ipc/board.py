@@ -84,7 +84,11 @@ class Board:
 
     def latest(self, slot: int) -> int:
         """The latest write in `slot` by any worker; 0 if there was none."""
-        return max(self._cells[slot : self._size : _ROW])
+        return max(self.column(slot))
+
+    def column(self, slot: int) -> memoryview:
+        """What each worker noted last in `slot`, now and whenever this is read again."""
+        return self._cells[slot : self._size : _ROW]
 
     def note_read(self, slot: int, ns: int, tag: int, held_ns: int) -> None:
         """A read in `slot` ended at `ns` on the node with this tag (0: on the primary), which is known to hold all

@@ -88,10 +88,15 @@ class Router:
         shares: Mapping[str, int] | None = None,
         zones: Mapping[str, str] | None = None,
         zone: str = "",
+        fallback_share: int = 100,
     ) -> None:
         """`shares`: the weights of nodes by the configuration, in percent. `zones`: where nodes stand; those in
-        `zone` are preferred."""
+        `zone` are preferred. `fallback_share`: how many of the reads may go to the primary for want of a copy, in
+        percent."""
         self.snapshot = snapshot
+        self.writers = frozenset((snapshot.primary, *snapshot.writers)) - {""}
+        """Nodes that take writes."""
+        self.fallback_share = fallback_share
         self._analytic_to_primary = analytic_to_primary
         self._balancer = balancer or Balancer()
         self._shares = shares or {}
