@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from .support.cutter import Cutter
 from .support.fleet import POOL_SIZES, Fleet
-from .support.proxy import Proxy, Settings, merged
+from .support.proxy import PLAIN_HEALTH, Proxy, Settings, merged
 from .support.rawpg import Wire
 from .support.target import CUT, DIRECT, SPLIT, TARGETS, Target, difference
 
@@ -35,7 +35,7 @@ def base_settings(fleet: Fleet) -> dict[str, Any]:
         "admin": {"port": 0},
         "auth": {"hba": ["host all all 127.0.0.1/32 trust", "host replication all 127.0.0.1/32 trust"]},
         "server": {"tls": "disable"},
-        "health": {"user": "postgres", "interval": 3.0, "timeout": 0.8},
+        "health": {"user": "postgres", "interval": 3.0, "timeout": 0.8, **PLAIN_HEALTH},
         "nodes": {name: {"host": "127.0.0.1", "port": server.port} for name, server in nodes.items()},
         "databases": {"*": {}},
         "users": {f"pool{size}": {"pool_size": size} for size in POOL_SIZES},

@@ -432,7 +432,20 @@ class HealthSettings(Section, frozen=True):
     fail_after: Annotated[int, msgspec.Meta(ge=1)] = 3
     """Consecutive failures until `down`."""
     recover_after: Annotated[int, msgspec.Meta(ge=1)] = 2
-    """Consecutive passes: `suspect` to `active`, `down` to `recovering`, `recovering` to `active`."""
+    """Rounds without a failure in any layer: `suspect` to `active`, `down` to `recovering`."""
+    confirm_after: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """The same for `recovering` to `active`, which takes a verification too."""
+    ramp: Seconds = 10.0
+    """How long a recovering copy takes from a tenth of its reads to all of them."""
+    network_interval: Seconds = 2.0
+    """From one connect that is only tried to the next. One that fails makes a node suspect, and has it probed."""
+    primary_restart_grace: Seconds = 3.0
+    """A primary that refuses connections is not `down` before so long; what needs it is held meanwhile."""
+    flap_window: Seconds = 600.0
+    """How long it counts that a node left service: each time takes it twice as many rounds to come back."""
+    write_test: bool = False
+    """Whether a probe of the primary writes a message to the WAL (`pg_logical_emit_message`): it finds a full disk and
+    a primary that was made read-only."""
     user: str = ""
     """Who the probe logs in as; empty is the first user with a plain password."""
     password: Secret = ""
@@ -458,6 +471,49 @@ class Lag(Section, frozen=True):
     """It gets statements again when it is less behind than this."""
     columnar_alarm: Seconds = 5.0
     """Beyond this a columnar node is to be rebuilt: an error is logged."""
+
+
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
+
+
+class Load(Section, frozen=True):
+    """How much nodes should have to do. A copy that is beyond a limit gets no new work, unless no other of its kind is
+    active; a primary goes on and is suspect. 0 is no limit."""
+
+    interval: Seconds = 0.0
+    """From one reading to the next, on the connection of the last probe; 0 is `health.interval`."""
+    connections_out: Percent = 80
+    """Sessions that are not idle, in percent of those that users may open (`max_connections`)."""
+    connections_in: Percent = 70
+    """That limit is kept again when it is less than this; so are the others below."""
+    transactions_out: Count = 200
+    """Transactions that are open on the primary."""
+    transactions_in: Count = 150
+    """See `connections_in`."""
+    locks_out: Count = 50
+    """Sessions that wait for a lock."""
+    locks_in: Count = 25
+    """See `connections_in`."""
+    oldest_out: Seconds = 0.0
+    """How long the oldest statement that runs has taken."""
+    oldest_in: Seconds = 0.0
+    """See `connections_in`."""
+    query: str = ""
+    """A query whose first two columns are the node's use of CPU and of memory in percent, each of them or NULL."""
+    cpu_out: Percent = 75
+    """CPU of a copy, where `query` tells it."""
+    cpu_in: Percent = 60
+    """See `connections_in`."""
+    primary_cpu_out: Percent = 85
+    """CPU of the primary."""
+    primary_cpu_in: Percent = 70
+    """See `connections_in`."""
+    memory_out: Percent = 90
+    """Memory, where `query` tells it."""
+    memory_in: Percent = 80
+    """See `connections_in`."""
+    dwell: Seconds = 10.0
+    """For how long a limit has to be passed until that counts."""
 
 
 class Log(Section, frozen=True):
@@ -508,6 +564,7 @@ class Config(Section, frozen=True):
     routing: Routing = Routing()
     health: HealthSettings = HealthSettings()
     lag: Lag = Lag()
+    load: Load = Load()
     log: Log = Log()
     history: HistorySettings = HistorySettings()
     admin: Admin = Admin()

@@ -24,9 +24,11 @@ import msgspec
 from ..clock import Clock
 from ..config.diff import diff
 from ..config.schema import Config, Node
+from ..errors import TridentError
 from ..health.judge import Facts, Verdict, judge, role_of
-from ..health.machine import NodeHealth
-from ..health.table import PASSES, Seen
+from ..health.load import Bound, LoadGate
+from ..health.machine import STEP, Limits, NodeHealth
+from ..health.table import PASSES, Layer, Seen
 from ..ipc.messages import Counters, Home, KnownHomes, Learned, Measured, NeedCatalogue, Suspicion
 from ..ipc.paths import RuntimePaths
 from ..log import get_logger
@@ -37,15 +39,19 @@ from .catalogues import Catalogues, DialDatabase
 from .freshness import Sampler
 from .history import Event, History
 from .homes import Homes
-from .link import Dial
+from .link import Dial, NodeLink
 from .measured import MeasuredShapes
-from .probes import Answer, Pace, probe
+from .probes import Answer, Pace, knock, probe, weigh
 from .publish import Kept, Publisher
 from .resolve import Resolver
 from .seen import SeenShapes
 from .shapes import Shapes
 from .tasks import Tasks
 
+RAPID = 0.25
+"""Seconds between connects to a node whose connections all broke."""
+CAUSES = (Layer.DATABASE, Layer.NETWORK, Layer.LOAD)
+"""What is shown first of what is wrong."""
 LOOKS = 5
 """Observations of a node that are written down when its health moves."""
 
@@ -65,22 +71,46 @@ class _Watched:
         self.logins = ""
         self.answer: Answer | None = None
         """The last answer that was a pass."""
-        self.error = ""
-        """Of the last probe, empty after a pass."""
+        self.errors = dict.fromkeys(Layer, "")
+        """What is wrong by the last look in each layer."""
         self.looks: deque[str] = deque(maxlen=LOOKS)
         """What the last probes saw."""
         self.probes = 0
         self.failures = 0
-        self.pace: Pace | None = None
-        self.task: asyncio.Task[Any] | None = None
+        self.paces: list[Pace] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.kept: NodeLink | None = None
+        """The connection of the last probe that was answered: as long as it is open the server lives."""
+        self.load = LoadGate()
+        self.spared = ""
+        """What was beyond its limit when it was told last that it serves for want of others."""
+        self.refused = False
+        """The last connect was refused, and what had been open broke: it is looked at quickly until that is clear."""
 
-    def view(self) -> NodeView:
+    def keep(self, link: NodeLink) -> None:
+        """Hold this connection in place of the one before. When it breaks, the node is looked at."""
+        self.let_go()
+        self.kept = link
+        link.on_lost = self.hurry
+
+    def let_go(self) -> None:
+        if self.kept is not None:
+            self.kept.close()
+            self.kept = None
+
+    def hurry(self) -> None:
+        """Look at it now."""
+        for pace in self.paces:
+            pace.hurry()
+
+    def view(self, now: float) -> NodeView:
         return NodeView(
             name=self.name,
             host=self.settings.host,
             port=self.settings.port,
             role=self.role,
             health=self.health.state,
+            share=self.health.share(now) if self.health.state is Health.RECOVERING else 100,
             addresses=self.addresses,
             max_connections=self.settings.max_connections,
             generation=self.generation,
@@ -245,6 +275,8 @@ class Controller:
 
     async def stop(self) -> None:
         await self._tasks.stop()
+        for node in self._nodes.values():
+            node.let_go()
         self._seen.keep()
         await self._publisher.stop()
         self._resolver.stop()
@@ -273,32 +305,41 @@ class Controller:
                     self._watch(name, settings, None, generation=node.generation + 1)
             else:
                 node.settings = settings
-                node.health.tune(**self._thresholds())
+                node.health.limits = self._limits()
         for name, settings in config.nodes.items():
             if name not in self._nodes:
                 self._watch(name, settings, None)
         self._publisher.reconfigure(config)
         self._judge()
         for node in self._nodes.values():
-            self._hurry(node)
+            node.hurry()
         _log.info("reloaded", changes=len(changes))
 
-    def _thresholds(self) -> dict[str, Any]:
+    def _limits(self) -> Limits:
         health = self._config.health
-        return {
-            "fail_after": health.fail_after,
-            "recover_after": health.recover_after,
-            "spacing": health.interval / 2,
-        }
+        return Limits(
+            fail_after=health.fail_after,
+            recover_after=health.recover_after,
+            confirm_after=health.confirm_after,
+            ramp=health.ramp,
+            grace=health.primary_restart_grace,
+            flap_window=health.flap_window,
+            spacing={
+                Layer.NETWORK: health.network_interval / 2,
+                Layer.DATABASE: health.interval / 2,
+                Layer.LOAD: self._load_interval / 2,
+            },
+        )
 
     def _watch(self, name: str, settings: Node, before: NodeView | None, generation: int = 0) -> None:
         """Begin to look at a node; `before` is how the last controller saw it."""
         same = before is not None and (before.host, before.port) == (settings.host, settings.port)
         health = NodeHealth(
             name,
+            self._limits(),
             now=self._clock.now(),
+            layers=(Layer.NETWORK, Layer.DATABASE),
             state=before.health if before is not None and same else Health.SUSPECT,
-            **self._thresholds(),
         )
         if before is not None:
             generation = before.generation if same else before.generation + 1
@@ -308,19 +349,33 @@ class Controller:
             node.logins = before.logins
             if settings.role in ("auto", before.role):
                 node.role = before.role
-        node.pace = Pace(lambda: self._look(node), lambda: self._config.health.interval, self._rng)
+        node.paces = [
+            Pace(lambda: self._look(node), lambda: self._config.health.interval, self._rng),
+            Pace(lambda: self._knock(node), lambda: self._network_interval(node), self._rng),
+            Pace(lambda: self._weigh(node), lambda: self._load_interval, self._rng),
+        ]
         self._nodes[name] = node
-        node.task = self._tasks.start(node.pace.run(), f"probe {name}")
+        for layer, pace in zip((Layer.DATABASE, Layer.NETWORK, Layer.LOAD), node.paces, strict=True):
+            node.tasks.append(self._tasks.start(pace.run(), f"{layer} of {name}"))
+
+    @property
+    def _load_interval(self) -> float:
+        return self._config.load.interval or self._config.health.interval
+
+    def _network_interval(self, node: _Watched) -> float:
+        """A node that is on its way down, or back, is looked at more often."""
+        health = self._config.health
+        if node.refused:
+            return min(RAPID, health.network_interval)
+        if node.health.state is Health.RECOVERING:
+            return min(max(RAPID, health.ramp * STEP / 100), health.network_interval)
+        return health.network_interval
 
     def _unwatch(self, node: _Watched) -> None:
-        if node.task is not None:
-            node.task.cancel()
+        for task in node.tasks:
+            task.cancel()
+        node.let_go()
         self._nodes.pop(node.name, None)
-
-    @staticmethod
-    def _hurry(node: _Watched) -> None:
-        if node.pace is not None:
-            node.pace.hurry()
 
     # The tick.
 
@@ -334,16 +389,84 @@ class Controller:
                 _log.info("address_changed", node=node.name, addresses=[address.host for address in found])
                 node.generation += 1
             node.addresses = found
-        answer = await probe(node.view(), self._config, self._dial, columnar=node.settings.role == "columnar")
+        view = node.view(self._clock.now())
+        columnar = node.settings.role == "columnar"
+        answer = await probe(view, self._config, self._dial, columnar=columnar, keep=node.keep)
         if self._nodes.get(node.name) is node:
             self._looked(node, answer)
+
+    async def _knock(self, node: _Watched) -> None:
+        """One look at the network of one node, and what follows."""
+        if not node.addresses:
+            return  # nothing is known of it before its name is
+        health = self._config.health
+        seen = await knock(node.view(self._clock.now()), min(health.timeout, health.network_interval))
+        if self._nodes.get(node.name) is not node:
+            return
+        # A server that has died takes all its connections along; one that lives and takes no more keeps them.
+        gone = seen is Seen.REFUSED and node.kept is not None and node.kept.broken
+        self._saw(node, Layer.NETWORK, seen, "", hard=gone)
+        node.refused = gone and node.health.state is not Health.DOWN
+        if seen is not Seen.PASS and not gone and node.health.answering:
+            node.paces[0].hurry()
+
+    async def _weigh(self, node: _Watched) -> None:
+        """One look at the load of one node, and what follows."""
+        link = node.kept
+        # Where nobody may log in, load is no part of its health.
+        node.health.set_layers((Layer.NETWORK, Layer.DATABASE) if link is None else tuple(Layer))
+        if link is None or link.broken:
+            return
+        try:
+            figures = await weigh(link, self._config.load.query, self._config.health.timeout)
+        except (TimeoutError, TridentError):
+            # That one session hangs says nothing of the node, but it is worth a look.
+            if node.kept is link:
+                node.let_go()
+                node.paces[0].hurry()
+            return
+        if self._nodes.get(node.name) is not node:
+            return
+        bounds = self._bounds(node)
+        beyond = node.load.observe(figures, bounds, self._clock.now())
+        error = ", ".join(f"{name} {value:.4g} (limit {bounds[name].out:g})" for name, value in beyond.items())
+        if error and self._is_spared(node):
+            self._tell_spared(node, error)
+            error = ""
+        self._saw(node, Layer.LOAD, Seen.LOADED if error else Seen.PASS, error)
+
+    def _bounds(self, node: _Watched) -> dict[str, Bound]:
+        load = self._config.load
+        primary = node.role is Role.PRIMARY
+        cpu = (load.primary_cpu_out, load.primary_cpu_in) if primary else (load.cpu_out, load.cpu_in)
+        return {
+            "connections": Bound(load.connections_out, load.connections_in, load.dwell),
+            "transactions": Bound(load.transactions_out if primary else 0, load.transactions_in, load.dwell),
+            "locks": Bound(load.locks_out, load.locks_in, load.dwell),
+            "oldest": Bound(load.oldest_out, load.oldest_in, load.dwell),
+            "cpu": Bound(*cpu, load.dwell),
+            "memory": Bound(load.memory_out, load.memory_in, load.dwell),
+        }
+
+    def _is_spared(self, node: _Watched) -> bool:
+        """Whether a copy serves whatever its load, since no other of its kind is active: nodes of one machine would
+        else all go together."""
+        others = [other for other in self._nodes.values() if other is not node and other.role is node.role]
+        return node.role is not Role.PRIMARY and all(other.health.state is not Health.ACTIVE for other in others)
+
+    def _tell_spared(self, node: _Watched, error: str) -> None:
+        if node.spared != error.partition(" ")[0]:
+            _log.warning("overloaded_and_alone", node=node.name, load=error)
+            self._happened("alarm", node=node.name, cause="loaded", seen=f"{error}; no other {node.role} is active")
+            node.spared = error.partition(" ")[0]
 
     def _looked(self, node: _Watched, answer: Answer) -> None:
         node.probes += 1
         seen = answer.seen
-        if seen in PASSES:
+        if seen in PASSES or seen is Seen.NO_WRITE:
             lone = sum(1 for other in self._nodes.values() if other.settings.role != "columnar") == 1
-            role, seen = role_of(node.settings.role, answer.in_recovery, lone)
+            role, judged = role_of(node.settings.role, answer.in_recovery, lone)
+            seen = seen if seen is Seen.NO_WRITE and judged in PASSES else judged
             if role is not Role.UNKNOWN:
                 self._take_role(node, role)
             if answer.in_recovery is not None:
@@ -355,11 +478,17 @@ class Controller:
         error = answer.error
         if seen is Seen.WRONG_ROLE:
             error = f'it is a {node.role}, the configuration says "{node.settings.role}"'
-        if error and error != node.error:
+        if error and error != node.errors[Layer.DATABASE]:
             _log.warning("probe_failed", node=node.name, cause=seen, error=error)
-        node.error = error
-        node.looks.append(f"{seen}: {error}" if error else str(seen))
-        for move in node.health.observe(seen, self._clock.now()):
+        self._saw(node, Layer.DATABASE, seen, error)
+
+    def _saw(self, node: _Watched, layer: Layer, seen: Seen, error: str, *, hard: bool = False) -> None:
+        """The one door through which observations reach a node's health."""
+        node.errors[layer] = error
+        if layer is Layer.DATABASE or seen is not Seen.PASS:
+            node.looks.append(f"{layer} {seen}: {error}" if error else f"{layer} {seen}")
+        now = self._clock.now()
+        for move in node.health.observe(layer, seen, now, hard=hard, verified=not self._unverified(node)):
             level = _log.warning if move.after in (Health.DOWN, Health.SUSPECT) else _log.info
             level("health_changed", node=node.name, before=move.before, after=move.after, cause=move.cause)
             self._happened(
@@ -371,6 +500,21 @@ class Controller:
                 seen="; ".join(node.looks),
             )
         self._judge()
+
+    def _unverified(self, node: _Watched) -> str:
+        """Why a copy that recovers can't be called active yet; "" if there is no reason. Without a primary there is
+        nothing that it could be held against."""
+        primary = self._nodes.get(self._verdict.primary)
+        if node.health.state is not Health.RECOVERING or node.role is Role.PRIMARY or primary is None:
+            return ""
+        answer, told = node.answer, primary.answer
+        if node.role is Role.REPLICA and answer is not None and told is not None:
+            if answer.receiver is None:
+                return "it doesn't stream from a primary"
+            if answer.timeline and told.timeline and answer.timeline != told.timeline:
+                return f"it is on timeline {answer.timeline}, the primary on {told.timeline}"
+        copy = self._publisher.freshness.copies.get(node.name)
+        return "" if copy is not None and copy.weight else "its lag is beyond the limit, or isn't known yet"
 
     def _take_role(self, node: _Watched, role: Role) -> None:
         if node.role is role:
@@ -420,9 +564,12 @@ class Controller:
             _log.warning("primary_changed", before=self._was_primary, after=verdict.primary, epoch=epoch)
             self._happened("primary", before=self._was_primary, after=verdict.primary, seen=f"epoch {epoch}")
             self._was_primary = verdict.primary
+        for node in nodes:
+            node.health.primary = node.name == verdict.primary
+        halted = any(node.health.primary and node.health.halted for node in nodes)
         after = compile_snapshot(
-            [node.view() for node in nodes],
-            primary=verdict.primary,
+            [node.view(self._clock.now()) for node in nodes],
+            primary="" if halted else verdict.primary,
             unfit=verdict.unfit,
             writers=verdict.writers,
             version=before.version + 1 if before else 1,
@@ -476,9 +623,9 @@ class Controller:
         if suspicion.what == "read_only":
             for node in self._nodes.values():
                 if node.role is not Role.COLUMNAR:
-                    self._hurry(node)
+                    node.hurry()
         elif suspicion.node in self._nodes:
-            self._hurry(self._nodes[suspicion.node])
+            self._nodes[suspicion.node].hurry()
 
     def _lag(self, name: str) -> dict[str, Any]:
         """How far a copy in service is, as `admin.view.ControllerView.nodes` has it."""
@@ -502,7 +649,10 @@ class Controller:
             "address": node.addresses[0].host if node.addresses else "",
             **self._lag(node.name),
             "since": self._clock.wall() - (self._clock.now() - health.since),
-            "cause": self._verdict.unfit.get(node.name) or node.error or str(health.cause or "not yet probed"),
+            "cause": self._verdict.unfit.get(node.name)
+            or next(filter(None, (node.errors[layer] for layer in CAUSES)), "")
+            or self._unverified(node)
+            or str(health.cause or "not yet probed"),
             "probes": node.probes,
             "probe_failures": node.failures,
             "server_version": node.answer.version if node.answer else None,

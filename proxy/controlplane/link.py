@@ -44,7 +44,7 @@ class NodeLink(asyncio.Protocol):
 
     def __init__(self, node: str, opened: Opened, on_lost: Callable[[], None] | None = None) -> None:
         self._node = node
-        self._on_lost = on_lost
+        self.on_lost = on_lost
         self.parameters = opened.parameters
         self._transport = opened.transport
         self._buffer = bytearray()
@@ -55,6 +55,11 @@ class NodeLink(asyncio.Protocol):
         self._transport.set_protocol(self)
         self.data_received(opened.leftover)
         self._transport.resume_reading()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the node, or what lies between, has ended it."""
+        return self._lost is not None
 
     async def query(self, sql: str) -> Rows:
         """All rows, as text. NodeRefused for the node's error, NodeFailure if the connection broke. One
@@ -70,7 +75,7 @@ class NodeLink(asyncio.Protocol):
             self._reply = None
 
     def close(self) -> None:
-        self._on_lost = None
+        self.on_lost = None
         if not self._transport.is_closing():
             self._transport.write(build.TERMINATE)
             self._transport.close()
@@ -122,7 +127,7 @@ class NodeLink(asyncio.Protocol):
     def _settle(self, failure: NodeFailure) -> None:
         if self._lost is None:
             self._lost = failure
-            if self._on_lost is not None:
-                self._on_lost()
+            if self.on_lost is not None:
+                self.on_lost()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(failure)

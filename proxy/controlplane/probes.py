@@ -1,4 +1,4 @@
-"""Looking at nodes: one probe, and the pace at which one node is probed.
+"""Looking at nodes: one probe of the database, one of the network, and the pace at which a node is looked at.
 
 Owns the queries of a probe and what an error means as an observation; what an observation does to a
 node is `health.table`. Called by `controlplane.controller`.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..config.schema import Config
 from ..errors import NodeFailure, NodeRefused, TridentError
 from ..health.table import Seen
-from ..topology.snapshot import NodeView
+from ..topology.snapshot import Address, NodeView
 from .link import Dial, NodeLink
 
 MIN_GAP = 0.1
@@ -28,10 +28,14 @@ SELECT r, s.system_identifier,
  CASE WHEN r THEN c.timeline_id
  ELSE ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
  CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END,
- CASE WHEN r THEN pg_catalog.pg_last_wal_receive_lsn() END
+ CASE WHEN r THEN pg_catalog.pg_last_wal_receive_lsn() END,
+ CASE WHEN r THEN (SELECT coalesce(min(status), 'hidden') FROM pg_catalog.pg_stat_wal_receiver HAVING count(*) > 0) END
 FROM pg_catalog.pg_is_in_recovery() r, pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c"""
 """Manual, chapters 9.27.3, 9.27.4 and 9.28. A running primary's timeline is read off its WAL file name: the
-control file has the new one only after the first checkpoint that follows a promotion."""
+control file has the new one only after the first checkpoint that follows a promotion. The state of a WAL receiver is
+hidden from who may not read all statistics; that there is one isn't."""
+WRITE_QUERY = "SELECT pg_catalog.pg_logical_emit_message(false, 'pgtrident', '')"
+"""Manual, chapter 9.28.6. It changes nothing, but is written to the WAL."""
 SIMPLE_QUERY = "SELECT pg_is_in_recovery()"
 """For nodes that aren't quite PostgreSQL, and for those that keep the control file from us."""
 
@@ -52,6 +56,20 @@ SELECT sum(pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', oid, xmin), 0))
 """Which versions of the roles there are; the passwords are not looked at."""
 
 
+LOAD_QUERY = """\
+SELECT
+ count(*) FILTER (WHERE state <> 'idle') * 100.0 / greatest(1, pg_catalog.current_setting('max_connections')::int
+  - pg_catalog.current_setting('superuser_reserved_connections')::int),
+ count(xact_start) FILTER (WHERE pid <> pg_catalog.pg_backend_pid()),
+ count(*) FILTER (WHERE wait_event_type = 'Lock'),
+ coalesce(extract(epoch FROM pg_catalog.clock_timestamp() - min(query_start) FILTER (WHERE state = 'active')), 0)
+FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend'"""
+"""Manual, chapter 28.2. Idle sessions are left out, since most are those of pools, this one's too. Who may not read all
+statistics sees none but its own sessions."""
+FIGURES = ("connections", "transactions", "locks", "oldest")
+MACHINE_FIGURES = ("cpu", "memory")
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What one probe found."""
@@ -65,6 +83,8 @@ class Answer:
     """A primary's insert position, a replica's replay position; 0 if not known."""
     received: int = 0
     """A replica's receive position; 0 if not known."""
+    receiver: str | None = None
+    """State of a replica's WAL receiver: `streaming`, `hidden` or what else PostgreSQL says; None if there is none."""
     version: str = ""
     logins: str = ""
     """Mark of roles and their settings; empty if not known."""
@@ -110,8 +130,11 @@ def _seen_in_state(sqlstate: str) -> Seen:
     return Seen.FAIL
 
 
-async def probe(view: NodeView, config: Config, dial: Dial, *, columnar: bool) -> Answer:
-    """Connect, log in, ask, hang up, all within `health.timeout`. Never raises for what a node does."""
+async def probe(
+    view: NodeView, config: Config, dial: Dial, *, columnar: bool, keep: Callable[[NodeLink], None] = NodeLink.close
+) -> Answer:
+    """Connect, log in, ask, all within `health.timeout`; then hang up, or `keep` the connection that was good. Never
+    raises for what a node does."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     timeout = config.health.timeout
@@ -121,9 +144,12 @@ async def probe(view: NodeView, config: Config, dial: Dial, *, columnar: bool) -
         async with asyncio.timeout(timeout):
             link = NodeLink(view.name, await dial(view, config, timeout))
             try:
-                return await _ask(link, columnar, began)
-            finally:
+                answer = await _ask(link, columnar, config.health.write_test, began)
+            except BaseException:
                 link.close()
+                raise
+            keep(link)
+            return answer
     except TimeoutError:
         return Answer(Seen.TIMEOUT, error=f"no full answer within {timeout:g} s", seconds=loop.time() - began)
     except (TridentError, OSError) as error:
@@ -132,7 +158,7 @@ async def probe(view: NodeView, config: Config, dial: Dial, *, columnar: bool) -
         return Answer(Seen.FAIL, error="the answer to the probe has another shape", seconds=loop.time() - began)
 
 
-async def _ask(link: NodeLink, columnar: bool, began: float) -> Answer:
+async def _ask(link: NodeLink, columnar: bool, writes: bool, began: float) -> Answer:
     row: list[bytes | None] | None = None
     logins = ""
     if not columnar:
@@ -144,25 +170,79 @@ async def _ask(link: NodeLink, columnar: bool, began: float) -> Answer:
             if error.sqlstate[:2] not in ("42", "0A"):
                 raise
     if row is None:
-        row = [*(await link.query(SIMPLE_QUERY))[0], None, None, None, None]
-    in_recovery, system, timeline, lsn, received = row
+        row = [*(await link.query(SIMPLE_QUERY))[0], None, None, None, None, b"hidden"]
+    in_recovery, system, timeline, lsn, received, receiver = row
+    seen, problem = (await _write(link)) if writes and in_recovery == b"f" else (Seen.PASS, "")
     return Answer(
-        Seen.PASS,
+        seen,
         in_recovery=in_recovery in (b"t", b"true"),
         system=(system or b"").decode(),
         timeline=int(timeline or 0),
         lsn=lsn_of(lsn),
         received=lsn_of(received),
+        receiver=receiver.decode() if receiver is not None else None,
         version=link.parameters.get("server_version", ""),
         logins=logins,
+        error=problem,
         seconds=asyncio.get_running_loop().time() - began,
     )
+
+
+async def _write(link: NodeLink) -> tuple[Seen, str]:
+    """Whether a primary can write."""
+    try:
+        await link.query(WRITE_QUERY)
+        read_only = (await link.query("SHOW transaction_read_only"))[0][0]
+    except NodeRefused as error:
+        if error.sqlstate.startswith("42"):
+            return Seen.PASS, ""  # it has no such function, or keeps it from us
+        return Seen.NO_WRITE, str(error)
+    return (Seen.NO_WRITE, "default_transaction_read_only is on") if read_only == b"on" else (Seen.PASS, "")
 
 
 async def _logins(link: NodeLink) -> str:
     *found, updates, may_see_more = (await link.query(LOGINS_QUERY))[0]
     found.append((await link.query(AUTHID_QUERY))[0][0] if may_see_more == b"t" else updates)
     return " ".join((value or b"-").decode() for value in found)
+
+
+async def weigh(link: NodeLink, query: str, seconds: float) -> dict[str, float]:
+    """What a node has to do, within `seconds`: FIGURES, and MACHINE_FIGURES where `query` tells them. Those that can't
+    be told are missing. Raises NodeFailure, TimeoutError where the connection is of no use any more."""
+    figures: dict[str, float] = {}
+    async with asyncio.timeout(seconds):
+        for sql, names in ((LOAD_QUERY, FIGURES), (query, MACHINE_FIGURES)):
+            with contextlib.suppress(NodeRefused, ValueError, IndexError):
+                row = (await link.query(sql))[0] if sql else []
+                figures.update((name, float(value)) for name, value in zip(names, row, strict=False) if value)
+    return figures
+
+
+async def knock(view: NodeView, seconds: float) -> Seen:
+    """Open a connection and close it, within `seconds`. PostgreSQL logs nothing where nothing was said. Never
+    raises for what a node does."""
+    if not view.addresses:
+        return Seen.UNREACHABLE
+    found = Seen.UNREACHABLE
+    try:
+        async with asyncio.timeout(seconds):
+            for address in view.addresses:
+                try:
+                    await _knock(address)
+                    return Seen.PASS
+                except OSError as error:
+                    found = seen_in(error)
+    except TimeoutError:
+        return Seen.TIMEOUT
+    return found
+
+
+async def _knock(address: Address) -> None:
+    if address.is_unix:
+        _, writer = await asyncio.open_unix_connection(address.host)
+    else:
+        _, writer = await asyncio.open_connection(address.host, address.port)
+    writer.close()
 
 
 class Pace:

@@ -127,7 +127,7 @@ class Fleet:
             "admin": {"port": 0},
             # Its tables are small: to PostgreSQL's planner nothing here is analytics.
             "routing": {"read_split": read_split, "analytic_cost": 0},
-            "health": {**login, "interval": 1.0, "timeout": 0.5},
+            "health": {**login, "interval": 1.0, "timeout": 0.5, "network_interval": 0.5, "ramp": 3.0},
             f"users.{USER}": {"password": self.password},
             f"databases.{DATABASE}": {},
         }

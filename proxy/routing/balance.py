@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..topology.model import TRIAL
+
 METHODS = ("least", "weighted", "round_robin", "latency")
 
 
@@ -14,16 +16,22 @@ class Balancer:
         """`method`: see METHODS; the setting `routing.balance`."""
         self.method = method
         self._turn = 0
+        self._trials = 0
         self._credit: dict[str, int] = {}
 
     @property
-    def turn(self) -> tuple[int, dict[str, int]]:
+    def turn(self) -> tuple[int, int, dict[str, int]]:
         """Whose turn it is: to be set again when a choice was only tried."""
-        return self._turn, dict(self._credit)
+        return self._turn, self._trials, dict(self._credit)
 
     @turn.setter
-    def turn(self, before: tuple[int, dict[str, int]]) -> None:
-        self._turn, self._credit = before
+    def turn(self, before: tuple[int, int, dict[str, int]]) -> None:
+        self._turn, self._trials, self._credit = before
+
+    def tries(self) -> bool:
+        """Whether it is the turn of one that has to show that it can serve."""
+        self._trials += 1
+        return self._trials % (100 // TRIAL) == 0
 
     def choose(
         self,

@@ -16,6 +16,7 @@ REASONS: Mapping[str, str] = {
     "write": "it writes, or isn't known to be only a read",
     "session": "it is bound to the server session",
     "read": "a read: any replica that holds what it has to see",
+    "trial": "a read: one of few on a replica that comes back and has to show that it can serve",
     "analytic": "analytics: any columnar node that holds what it has to see",
     "analytic_to_replica": "analytics, and no columnar node can take it now",
     "analytic_to_primary": "analytics, and neither a columnar node nor a replica can take it now",

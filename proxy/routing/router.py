@@ -11,7 +11,7 @@ from zlib import crc32
 
 from ..errors import NoNode
 from ..sql.model import Class
-from ..topology.model import Role
+from ..topology.model import TRIAL, Role
 from ..topology.snapshot import Copy, Freshness, Snapshot
 from .balance import Balancer
 from .consistency import ANY, Token
@@ -49,6 +49,8 @@ class Hold:
 
 FALLBACKS = frozenset(("after_write", "lagging", "no_replica"))
 """Reasons of reads that are on the primary because no copy could serve them."""
+TRIALS_AT_ONCE = 1
+"""Reads at a time on a replica that comes back, of each worker's pool."""
 _UNKNOWN = Copy()
 
 
@@ -59,6 +61,8 @@ class _Copies:
         self.names = tuple(names)
         self.serving: tuple[str, ...] = ()
         """Those within their lag limit."""
+        self.on_trial: tuple[str, ...] = ()
+        """Those that come back, and have to show first that they can."""
         self.states: Mapping[str, Copy] = {}
         self.weights: dict[str, int] = {}
         self.latencies: dict[str, int] = {}
@@ -66,11 +70,16 @@ class _Copies:
         """What every one of `serving` holds (boot_ns)."""
         self.furthest = 0
 
-    def refresh(self, copies: Mapping[str, Copy], shares: Mapping[str, int]) -> None:
+    def refresh(self, copies: Mapping[str, Copy], shares: Mapping[str, int], back: Mapping[str, int]) -> None:
+        """`back`: how far those that come back are, in percent; others are back."""
         states = {name: copies.get(name, _UNKNOWN) for name in self.names}
         self.states = states
-        self.serving = tuple(name for name in self.names if states[name].weight > 0)
-        self.weights = {name: states[name].weight * shares.get(name, 100) // 100 for name in self.serving}
+        within = [name for name in self.names if states[name].weight > 0]
+        self.on_trial = tuple(name for name in within if back.get(name, 100) <= TRIAL)
+        self.serving = tuple(name for name in within if name not in self.on_trial)
+        self.weights = {
+            name: min(states[name].weight, back.get(name, 100)) * shares.get(name, 100) // 100 for name in self.serving
+        }
         self.latencies = {name: states[name].latency_us for name in self.serving}
         self.floor = min((states[name].fresh_ns for name in self.serving), default=0)
         self.furthest = max((states[name].fresh_ns for name in self.serving), default=0)
@@ -101,6 +110,7 @@ class Router:
         self._balancer = balancer or Balancer()
         self._shares = shares or {}
         self.near = frozenset(name for name, its in (zones or {}).items() if zone and its == zone)
+        self._back = {name: view.share for name, view in snapshot.nodes.items() if view.share < 100}
         self._routes: dict[tuple[str, str], Route] = {}
         self.primary = self._route(snapshot.primary, "write") if snapshot.primary else None
         self.replicas = _Copies(snapshot.replicas)
@@ -112,8 +122,8 @@ class Router:
     def refresh(self, freshness: Freshness) -> None:
         """What copies hold now."""
         copies = freshness.copies if freshness.epoch == self.snapshot.epoch else {}
-        self.replicas.refresh(copies, self._shares)
-        self.columnar.refresh(copies, self._shares)
+        self.replicas.refresh(copies, self._shares, self._back)
+        self.columnar.refresh(copies, self._shares, self._back)
 
     def _route(self, node: str, reason: str) -> Route:
         key = (node, reason)
@@ -169,12 +179,24 @@ class Router:
                 "analytic service temporarily unavailable: no columnar node and no replica can serve it now",
                 hint="Try again when one is back, or set routing.analytic_to_primary.",
             )
+        if self.replicas.on_trial and (chosen := self._try(token, load)):
+            return self._route(chosen, "trial")
         chosen = self._pick(self.replicas, token, load)
         if chosen:
             return self._route(chosen, "read")
         if not snapshot.replicas:
             return self._to_primary("no_replica", cls, load, writer)
         return self._to_primary("after_write" if self.replicas.serving else "lagging", cls, load, writer)
+
+    def _try(self, token: Token, load: Load) -> str:
+        """A replica that has to show that it can serve, for one of very many reads, if it has none already; else ""."""
+        if not self._balancer.tries():
+            return ""
+        states = self.replicas.states
+        for name in self.replicas.on_trial:
+            if load(name) < TRIALS_AT_ONCE and token.held_by(name, self.tags.get(name, 0), states[name]):
+                return name
+        return ""
 
     def _asked_for(self, node: str, reason: str, token: Token, columnar: Collection[str]) -> Route | None:
         """The node that hint or rule ask for, if it can serve a read now."""

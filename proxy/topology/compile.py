@@ -26,10 +26,13 @@ def compile_snapshot(
     """`primary` may be empty; `unfit` names nodes that get no new work whatever their health. `writers` may take
     writes beside the primary while they are active, which the primary itself needn't be.
 
-    Copies take new work only when active: a suspect one keeps what it has and gets nothing new.
+    Copies take new work only when active, and when recovering what their share allows: a suspect one keeps what it has
+    and gets nothing new.
     """
 
-    fit = [n for n in nodes if n.health is Health.ACTIVE and n.addresses and n.name not in unfit]
+    in_service = (Health.ACTIVE, Health.RECOVERING)
+    fit = [n for n in nodes if n.health in in_service and n.addresses and n.name not in unfit]
+    active = [n.name for n in fit if n.health is Health.ACTIVE]
 
     def serving(role: Role) -> tuple[str, ...]:
         return tuple(n.name for n in fit if n.role is role)
@@ -39,7 +42,7 @@ def compile_snapshot(
         epoch=epoch,
         nodes={n.name: n for n in nodes},
         primary=primary,
-        writers=tuple(n.name for n in nodes if n.name == primary or (n in fit and n.name in writers)),
+        writers=tuple(n.name for n in nodes if n.name == primary or (n.name in active and n.name in writers)),
         replicas=serving(Role.REPLICA),
         columnar=serving(Role.COLUMNAR),
         has_columnar=any(n.role is Role.COLUMNAR for n in nodes),

@@ -25,3 +25,6 @@ class Health(StrEnum):
 
 DEFAULT_GROUP = "main"
 """The only group today; a sharded database will have several."""
+
+TRIAL = 1
+"""Percent of its reads that a copy which comes back gets while it has to show that it can serve at all."""

@@ -32,6 +32,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     group: str = DEFAULT_GROUP
     role: Role = Role.UNKNOWN
     health: Health = Health.SUSPECT
+    share: int = 100
+    """Percent of its usual work that a copy is to get: one that recovers comes back in steps."""
     addresses: tuple[Address, ...] = ()
     """In the order to try them; empty until the name was resolved once."""
     max_connections: int = 0

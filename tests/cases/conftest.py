@@ -13,7 +13,7 @@ import trustme
 
 from proxy.demo.postgres import Cluster, Server
 
-from ..support.proxy import Proxy
+from ..support.proxy import PLAIN_HEALTH, Proxy
 from ..support.target import Target
 from ..support.witness import Witness
 
@@ -44,7 +44,7 @@ class Secure:
             "nodes": {"primary": {"host": "localhost", "port": self.server.port}},
             "databases": {"*": {}},
             "users": {USER: {"password": PASSWORD}},
-            "health": {"user": USER, "password": PASSWORD, "interval": 1.0, "timeout": 0.8},
+            "health": {"user": USER, "password": PASSWORD, "interval": 1.0, "timeout": 0.8, **PLAIN_HEALTH},
         }
 
     def context(self) -> ssl.SSLContext:

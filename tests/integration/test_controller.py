@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from proxy.clock import SystemClock
-from proxy.config.schema import Config, HealthSettings, Node, ServerLink
+from proxy.config.schema import Config, HealthSettings, Load, Node, ServerLink
 from proxy.controlplane.controller import Controller
 from proxy.demo.postgres import Cluster, Server
 from proxy.ipc.channel import Link
@@ -92,11 +92,14 @@ def servers() -> Iterator[tuple[Server, Server]]:
         yield primary, cluster.replica("replica", primary)
 
 
+QUICK = {"network_interval": 0.3, "ramp": 0.5, "flap_window": 0.0}
+
+
 def settings(servers: tuple[Server, ...], **health: Any) -> Config:
     names = ("a", "b", "c")
     return Config(
         server=ServerLink(tls="disable"),
-        health=HealthSettings(**{"user": "postgres", "interval": 0.3, "timeout": 0.25, **health}),
+        health=HealthSettings(**{"user": "postgres", "interval": 0.3, "timeout": 0.25, **QUICK, **health}),
         nodes={name: Node(host="127.0.0.1", port=s.port) for name, s in zip(names, servers, strict=False)},
     )
 
@@ -132,23 +135,81 @@ async def controller(
 
 async def test_evidence_is_looked_at_at_once(servers: tuple[Server, Server], tmp_path: Path) -> None:
     """With a minute between probes, only the worker's word can be the reason to look."""
-    async with controller(settings(servers, interval=60.0, timeout=2.0), tmp_path) as (made, [worker]):
+    seldom = settings(servers, interval=60.0, network_interval=60.0)
+    async with controller(seldom, tmp_path) as (made, [worker]):
         await worker.until_snapshot(lambda s: s.replicas == ("b",))
-        servers[1].stop()
+        servers[1].freeze()
         try:
-            worker.link.send(Suspicion("b", "refused"))
+            worker.link.send(Suspicion("b", "timeout"))
             await worker.until_snapshot(lambda s: s.replicas == ())
 
             def probed_again() -> bool:
-                worker.link.send(Suspicion("b", "refused"))
+                worker.link.send(Suspicion("b", "timeout"))
                 return bool(made.nodes()[1]["probe_failures"] >= 5)
 
             # A burst of evidence is one finding: suspect, not down.
             await poll(probed_again)
             assert worker.last.nodes["b"].health == "suspect"
         finally:
-            await asyncio.to_thread(servers[1].start)
+            servers[1].thaw()
         assert worker.last.primary == "a"
+
+
+async def test_a_dead_replica_is_down_by_hard_evidence(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """Refused, and what was open has broken: the end of the kept connection is enough to look, and to go on looking."""
+    seldom = settings(servers, interval=60.0, network_interval=60.0)
+    async with controller(seldom, tmp_path) as (made, [worker]):
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        servers[1].stop()
+        try:
+            await worker.until_snapshot(lambda s: s.nodes["b"].health == "down")
+        finally:
+            await asyncio.to_thread(servers[1].start)
+        [moved] = [event for event in await made.history(0.0, "b", "health", 10) if event["after"] == "down"]
+        assert moved["seen"].count("network refused") >= 2
+
+
+async def test_a_primary_that_is_restarted_is_never_down(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """Within the grace nothing is sent there, and the epoch stays."""
+    patient = settings(servers, primary_restart_grace=60.0)
+    async with controller(patient, tmp_path) as (_, [worker]):
+        await worker.until_snapshot(lambda s: s.primary == "a" and s.replicas == ("b",))
+        servers[0].stop()
+        try:
+            held = await worker.until_snapshot(lambda s: s.primary == "")
+            assert held.nodes["a"].health == "suspect"
+        finally:
+            await asyncio.to_thread(servers[0].start)
+        back = await worker.until_snapshot(lambda s: s.primary == "a" and s.nodes["a"].health == "active")
+        assert back.epoch == 1
+        assert all(s.nodes["a"].health != "down" for s in worker.snapshots)
+
+
+async def test_a_primary_that_is_gone_for_longer_is_down(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    async with controller(settings(servers, primary_restart_grace=0.5), tmp_path) as (_, [worker]):
+        await worker.until_snapshot(lambda s: s.primary == "a" and s.replicas == ("b",))
+        servers[0].stop()
+        try:
+            await worker.until_snapshot(lambda s: s.nodes["a"].health == "down")
+        finally:
+            await asyncio.to_thread(servers[0].start)
+        assert (await worker.until_snapshot(lambda s: s.primary == "a")).epoch == 1
+
+
+async def test_a_primary_that_cannot_write_is_suspect(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """It goes on serving, for there is no other, and says why."""
+    async with controller(settings(servers, write_test=True), tmp_path) as (made, [worker]):
+        await worker.until_snapshot(lambda s: s.primary == "a" and s.nodes["a"].health == "active")
+        await asyncio.to_thread(servers[0].query, "ALTER SYSTEM SET default_transaction_read_only = on")
+        await asyncio.to_thread(servers[0].query, "SELECT pg_reload_conf()")
+        try:
+            found = await worker.until_snapshot(lambda s: s.nodes["a"].health == "suspect")
+            assert found.primary == "a"
+            assert made.nodes()[0]["cause"] == "default_transaction_read_only is on"
+        finally:
+            await asyncio.to_thread(servers[0].query, "ALTER SYSTEM RESET default_transaction_read_only")
+            await asyncio.to_thread(servers[0].query, "SELECT pg_reload_conf()")
+        await worker.until_snapshot(lambda s: s.nodes["a"].health == "active")
 
 
 async def test_a_frozen_replica_leaves_and_comes_back(servers: tuple[Server, Server], tmp_path: Path) -> None:
@@ -272,3 +333,36 @@ async def test_a_promotion_is_followed(servers: tuple[Server, Server], tmp_path:
         # The old primary is back and still says that it is one: it gets nothing.
         back = await worker.until_snapshot(lambda s: s.nodes["a"].health == "active")
         assert (back.primary, back.epoch, back.replicas) == ("b", after.epoch, ())
+
+
+async def test_an_overloaded_replica_gets_nothing_new(tmp_path: Path) -> None:
+    """By a figure of the machine that a query tells (here a table on the primary), and never down for that."""
+    with Cluster() as cluster:
+        primary = cluster.create("primary")
+        await asyncio.to_thread(primary.query, "CREATE TABLE cpu (port int, percent int)")
+        servers = (primary, cluster.replica("one", primary), cluster.replica("two", primary))
+        by_port = "SELECT percent, NULL FROM cpu WHERE port = current_setting('port')::int"
+        watched = msgspec.structs.replace(settings(servers), load=Load(query=by_port, dwell=0.0))
+
+        def busy(server: Server, percent: int) -> None:
+            primary.query(f"DELETE FROM cpu WHERE port = {server.port}")
+            primary.query(f"INSERT INTO cpu VALUES ({server.port}, {percent})")
+
+        async with controller(watched, tmp_path) as (made, [worker]):
+            await worker.until_snapshot(lambda s: set(s.replicas) == {"b", "c"})
+            await asyncio.to_thread(busy, servers[1], 80)
+            found = await worker.until_snapshot(lambda s: s.replicas == ("c",))
+            assert found.nodes["b"].health == "suspect"
+            assert made.nodes()[1]["cause"] == "cpu 80 (limit 75)"
+            # The other one of the same machine stays, and that is said.
+            await asyncio.to_thread(busy, servers[2], 90)
+            await poll(lambda: any("no other replica" in event.seen for event in made._history.find()))
+            # Below the limit is not below enough; and nobody is down for it.
+            await asyncio.to_thread(busy, servers[1], 70)
+            passed = made.nodes()[1]["probes"] + 5
+            await poll(lambda: made.nodes()[1]["probes"] >= passed)
+            assert worker.last.replicas == ("c",)
+            await asyncio.to_thread(busy, servers[1], 50)
+            # Now that another is active, the second one goes.
+            await worker.until_snapshot(lambda s: s.replicas == ("b",))
+            assert all(view.health != "down" for s in worker.snapshots for view in s.nodes.values())

@@ -25,6 +25,8 @@ START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
 Settings = Mapping[str, Any]
+PLAIN_HEALTH: Settings = {"ramp": 0.0, "flap_window": 0.0}
+"""Nodes that are stopped and started again and again are back as soon as they have proved themselves."""
 
 
 class ProxyFailed(RuntimeError):

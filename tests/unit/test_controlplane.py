@@ -144,7 +144,7 @@ def view(name: str, role: Role, health: Health = Health.ACTIVE) -> NodeView:
     return NodeView(name=name, host=name, port=5432, role=role, health=health, addresses=(Address("10.0.0.1", 5432),))
 
 
-def test_only_active_and_fit_copies_serve() -> None:
+def test_only_fit_copies_that_are_active_or_come_back_serve() -> None:
     nodes = [
         view("p", Role.PRIMARY, Health.SUSPECT),
         *(view(f"r-{health}", Role.REPLICA, health) for health in Health),
@@ -153,7 +153,8 @@ def test_only_active_and_fit_copies_serve() -> None:
         NodeView(name="nameless", host="x", port=1, role=Role.REPLICA, health=Health.ACTIVE),
     ]
     made = compile_snapshot(nodes, primary="p", unfit={"foreign"}, version=3, epoch=2)
-    assert (made.primary, made.replicas, made.columnar, made.has_columnar) == ("p", ("r-active",), (), True)
+    assert (made.primary, made.replicas) == ("p", ("r-active", "r-recovering"))
+    assert (made.columnar, made.has_columnar) == ((), True)
     assert content(made) == content(compile_snapshot(nodes, primary="p", unfit={"foreign"}, version=9, epoch=2))
     assert content(made) != content(compile_snapshot(nodes, primary="", unfit={"foreign"}, version=3, epoch=2))
 

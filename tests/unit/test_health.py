@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from proxy.health.judge import Facts, judge, role_of
-from proxy.health.machine import NodeHealth
-from proxy.health.table import FAILURES, PASSES, TABLE, Seen, row
-from proxy.testing import SeededRng
-from proxy.topology.model import Health, Role
+from proxy.health.machine import MAX_DAMPING, Limits, NodeHealth
+from proxy.health.table import FAILURES, LIMITS, TABLE, Layer, Seen, row
+from proxy.topology.model import TRIAL, Health, Role
 
 ACTIVE, SUSPECT, DOWN, RECOVERING = Health.ACTIVE, Health.SUSPECT, Health.DOWN, Health.RECOVERING
 
 
-def machine(state: Health = SUSPECT, fail_after: int = 3, recover_after: int = 2, spacing: float = 2.5) -> NodeHealth:
-    return NodeHealth("n1", fail_after=fail_after, recover_after=recover_after, spacing=spacing, now=0.0, state=state)
+DATABASE, NETWORK, LOAD = Layer.DATABASE, Layer.NETWORK, Layer.LOAD
+PASS = Seen.PASS
+BARE = Limits(ramp=0.0, flap_window=0.0, spacing=dict.fromkeys(Layer, 2.5))
+"""Nothing but the counts."""
+
+
+def machine(state: Health = SUSPECT, limits: Limits = BARE, layers: Sequence[Layer] = (DATABASE,)) -> NodeHealth:
+    return NodeHealth("n1", limits, now=0.0, layers=layers, state=state)
 
 
 def walk(node: NodeHealth, observations: str | list[Seen], step: float = 5.0) -> list[Health]:
-    """States after each observation; in a string `p` is a pass and `f` a time-out."""
+    """States after each observation of the database; in a string `p` is a pass and `f` a time-out."""
     states = []
     now = 0.0
     for seen in observations:
         now += step
-        node.observe({"p": Seen.PASS, "f": Seen.TIMEOUT}.get(seen, seen), now)  # type: ignore[arg-type]
+        node.observe(DATABASE, {"p": PASS, "f": Seen.TIMEOUT}.get(seen, seen), now)  # type: ignore[arg-type]
         states.append(node.state)
     return states
 
@@ -40,7 +47,7 @@ def test_an_unknown_pair_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     before = (node.state, node.failures, node.passes, node.last, node.cause, node.since)
     monkeypatch.delitem(TABLE, (SUSPECT, Seen.BUSY))
     with pytest.raises(ValueError, match=r"suspect .* busy"):
-        node.observe(Seen.BUSY, 99.0)
+        node.observe(DATABASE, Seen.BUSY, 99.0)
     assert (node.state, node.failures, node.passes, node.last, node.cause, node.since) == before
     with pytest.raises(ValueError, match="no row"):
         row(SUSPECT, Seen.BUSY)
@@ -73,8 +80,8 @@ def test_the_way_back_is_two_rounds_twice() -> None:
 
 
 def test_fail_after_one_goes_straight_down() -> None:
-    node = machine(ACTIVE, fail_after=1)
-    moves = node.observe(Seen.REFUSED, 1.0)
+    node = machine(ACTIVE, replace(BARE, fail_after=1))
+    moves = node.observe(DATABASE, Seen.REFUSED, 1.0)
     assert [(m.before, m.after) for m in moves] == [(ACTIVE, SUSPECT), (SUSPECT, DOWN)]
 
 
@@ -98,32 +105,145 @@ def test_a_burst_of_probes_is_one_finding() -> None:
     assert walk(node, "pppp", step=0.1) == [DOWN] * 4
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_random_walks_keep_the_invariants(seed: int) -> None:
-    rng = SeededRng(seed)
-    fail_after, recover_after = rng.randint(1, 4), rng.randint(1, 4)
-    node = machine(rng.choice(list(Health)), fail_after, recover_after, spacing=1.0)
-    edges = {(ACTIVE, SUSPECT), (SUSPECT, ACTIVE), (SUSPECT, DOWN), (ACTIVE, DOWN), (RECOVERING, DOWN)}
-    edges |= {(DOWN, RECOVERING), (RECOVERING, ACTIVE)}
-    run_of_failures = run_of_passes = 0
+LAYERS = (NETWORK, DATABASE, LOAD)
+
+
+def test_an_open_port_says_nothing_against_a_stuck_server() -> None:
+    node = machine(ACTIVE, layers=LAYERS)
+    for now in range(5, 20, 5):
+        node.observe(NETWORK, PASS, now - 1.0)
+        node.observe(DATABASE, Seen.TIMEOUT, float(now))
+    assert node.state is DOWN
+    # Nor does it bring the node back.
+    for now in range(20, 100, 5):
+        node.observe(NETWORK, PASS, float(now))
+        node.observe(LOAD, PASS, float(now))
+    assert node.state is DOWN
+
+
+def test_the_network_alone_makes_suspect_and_never_down() -> None:
+    node = machine(ACTIVE, layers=LAYERS)
+    for now in range(5, 100, 5):
+        node.observe(NETWORK, Seen.TIMEOUT, float(now))
+    assert node.state is SUSPECT
+    for now in range(100, 200, 5):
+        node.observe(DATABASE, PASS, float(now))
+        node.observe(LOAD, PASS, float(now))
+    assert node.state is SUSPECT  # a round is a pass of all layers
+
+
+@pytest.mark.parametrize("seen", LIMITS)
+def test_limits_make_suspect_and_never_down(seen: Seen) -> None:
+    node = machine(ACTIVE, layers=LAYERS)
+    layer = LOAD if seen is Seen.LOADED else DATABASE
+    for now in range(5, 100, 5):
+        node.observe(layer, seen, float(now))
+        node.observe(NETWORK, PASS, float(now))
+    assert (node.state, node.cause) == (SUSPECT, seen)
+    for now in (100.0, 105.0):
+        assert node.state is SUSPECT
+        for each in LAYERS:
+            node.observe(each, PASS, now)
+    assert node.state is ACTIVE
+
+
+def test_hard_evidence_counts_at_once() -> None:
+    """Refused while all that was open broke: the same counter, quicker."""
+    node = machine(ACTIVE, layers=LAYERS)
+    for now in (1.0, 1.1, 1.25, 1.5):
+        assert node.state is not DOWN
+        node.observe(NETWORK, Seen.REFUSED, now, hard=True)
+    assert node.state is DOWN
+    node = machine(ACTIVE, layers=LAYERS)
+    for now in (1.0, 1.25, 1.5):
+        node.observe(NETWORK, Seen.REFUSED, now)
+    assert node.state is SUSPECT
+
+
+def test_a_primary_that_restarts_within_the_grace_is_never_down() -> None:
+    node = machine(ACTIVE, layers=LAYERS)
+    node.primary = True
+    for now in (1.0, 1.25, 1.5):
+        assert not node.halted
+        node.observe(NETWORK, Seen.REFUSED, now, hard=True)
+    assert node.halted
+    for now in (2.0, 3.0, 4.4):
+        node.observe(NETWORK, Seen.REFUSED, now, hard=True)
+    node.observe(DATABASE, Seen.STARTING, 4.45)
+    assert (node.state, node.halted) == (SUSPECT, True)
+    node.observe(DATABASE, PASS, 4.47)
+    assert (node.state, node.halted, node.failures) == (SUSPECT, False, 0)
+
+
+def test_a_primary_is_down_after_the_grace() -> None:
+    node = machine(ACTIVE, layers=LAYERS)
+    node.primary = True
+    for now in (1.0, 1.25, 1.5, 4.25):
+        node.observe(NETWORK, Seen.REFUSED, now, hard=True)
+        assert node.state is SUSPECT
+    node.observe(NETWORK, Seen.REFUSED, 4.5, hard=True)
+    assert (node.state, node.halted) == (DOWN, False)
+
+
+def test_a_refused_login_is_no_way_around_the_grace() -> None:
+    node = machine(ACTIVE, layers=LAYERS)
+    node.primary = True
+    for layer, now in ((NETWORK, 1.0), (NETWORK, 1.25), (DATABASE, 1.3), (NETWORK, 1.5), (NETWORK, 4.25)):
+        node.observe(layer, Seen.REFUSED, now, hard=layer is NETWORK)
+    assert (node.state, node.halted) == (SUSPECT, True)
+
+
+def test_silence_of_a_primary_needs_no_grace_on_top() -> None:
+    node = machine(ACTIVE)
+    node.primary = True
+    assert walk(node, "fff") == [SUSPECT, SUSPECT, DOWN]
+
+
+def test_a_recovering_copy_comes_back_in_steps() -> None:
+    node = machine(DOWN, replace(BARE, ramp=10.0))
+    shares = []
+    for now in range(5, 35, 5):
+        node.observe(DATABASE, PASS, float(now))
+        shares.append((now, node.state, node.share(now)))
+    assert shares == [
+        (5, DOWN, 0),
+        (10, RECOVERING, TRIAL),
+        (15, RECOVERING, 10),
+        (20, RECOVERING, 60),
+        (25, ACTIVE, 100),
+        (30, ACTIVE, 100),
+    ]
+    assert [node.share(now) for now in (15, 19, 24)] == [100] * 3
+    node = machine(RECOVERING, replace(BARE, ramp=10.0))
+    node.observe(DATABASE, PASS, 0.0)
+    assert [node.share(now) for now in (0.0, 0.9, 1.0, 5.5, 8.9, 9.0, 50.0)] == [10, 10, 20, 60, 90, 100, 100]
+
+
+def test_a_recovering_copy_is_not_active_before_it_is_verified() -> None:
+    node = machine(RECOVERING)
+    for now in range(5, 50, 5):
+        node.observe(DATABASE, PASS, float(now), verified=False)
+    assert node.state is RECOVERING
+    node.observe(DATABASE, PASS, 50.0, verified=True)
+    assert node.state is ACTIVE
+
+
+def test_a_node_that_comes_and_goes_waits_longer_each_time() -> None:
+    node = machine(ACTIVE, replace(BARE, flap_window=10_000.0))
     now = 0.0
-    for _ in range(400):
-        now += 1.0
-        seen = rng.choice(list(Seen)) if rng.random() < 0.4 else rng.choice((Seen.PASS, Seen.TIMEOUT))
-        since = node.since
-        moves = node.observe(seen, now)
-        run_of_failures = run_of_failures + 1 if seen in FAILURES or seen is Seen.WRONG_ROLE else 0
-        run_of_passes = run_of_passes + 1 if seen in PASSES else run_of_passes if seen is Seen.BUSY else 0
-        for moved in moves:
-            assert (moved.before, moved.after) in edges, rng
-            assert moved.cause is seen
-            if moved.before is not DOWN and moved.after is DOWN and moved.before is not RECOVERING:
-                assert seen is Seen.WRONG_ROLE or run_of_failures >= fail_after, rng
-            if moved.after in (RECOVERING,):
-                assert run_of_passes >= recover_after, rng
-        assert node.since == (now if moves else since)
-        assert not (node.failures and node.passes)
-        assert node.answering == (seen in PASSES)
+    waits = []
+    for _ in range(7):
+        now += 5
+        node.observe(DATABASE, Seen.TIMEOUT, now)
+        passes = 0
+        while node.state is not ACTIVE:
+            now += 5
+            passes += 1
+            node.observe(DATABASE, PASS, now)
+        waits.append(passes)
+    assert waits == [2, 4, 8, 16, 32, 2 * MAX_DAMPING, 2 * MAX_DAMPING]
+    node.observe(DATABASE, Seen.TIMEOUT, now + 20_000)
+    assert node.damping(now + 20_000) == 1  # that was long ago
 
 
 def facts(name: str, role: Role, **more: object) -> Facts:

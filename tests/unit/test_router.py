@@ -27,6 +27,7 @@ from proxy.routing.consistency import (
 )
 from proxy.routing.router import Router
 from proxy.sql.model import Class, Effect
+from proxy.topology.model import TRIAL
 from proxy.topology.snapshot import Copy, Freshness, NodeView, Snapshot
 
 Load = Callable[[str], int]
@@ -276,6 +277,38 @@ def test_a_copy_comes_back_in_steps() -> None:
     for _ in range(110):
         at_work[ask(nodes, Class.READ, token=ANY, copies=copies, load=at_work.__getitem__).split()[0]] += 1
     assert 9 <= at_work["a"] <= 11
+
+
+def recovering(shares: dict[str, int], *, balancer: Balancer | None = None) -> Router:
+    views = {name: NodeView(name=name, host=name, port=1, share=share) for name, share in shares.items()}
+    snapshot = Snapshot(epoch=1, nodes=views, primary="p", replicas=tuple(shares))
+    made = Router(snapshot, analytic_to_primary=False, balancer=balancer)
+    made.refresh(Freshness(epoch=1, copies=held(dict.fromkeys(shares, 10))))
+    return made
+
+
+def choices(router: Router, count: int, load: Load = lambda node: 0) -> Counter[str]:
+    options = {"split": True, "known": True, "strong": "", "token": ANY, "columnar": ()}
+    routes = (router.route(Class.READ, load=load, **options) for _ in range(count))  # type: ignore[arg-type]
+    return Counter(f"{route.node} {route.reason}" for route in routes)
+
+
+def test_a_replica_on_trial_gets_one_read_of_a_hundred() -> None:
+    assert choices(recovering({"a": 100, "b": TRIAL}), 1000) == {"a read": 990, "b trial": 10}
+    # Not while it has one already, nor what it doesn't hold yet.
+    assert choices(recovering({"a": 100, "b": TRIAL}), 1000, {"a": 5, "b": 1}.__getitem__) == {"a read": 1000}
+    behind = recovering({"a": 100, "b": TRIAL})
+    written = {"split": True, "known": True, "strong": "", "token": Token(20), "columnar": (), "load": lambda node: 0}
+    assert {behind.route(Class.READ, **written).node for _ in range(1000)} == {"p"}  # type: ignore[arg-type]
+    # It counts over snapshots, of which there are many just then.
+    turns = Balancer()
+    parts = [choices(recovering({"a": 100, "b": TRIAL}, balancer=turns), 50) for _ in range(4)]
+    assert sum(part["b trial"] for part in parts) == 2
+
+
+def test_a_replica_that_comes_back_gets_its_share() -> None:
+    found = choices(recovering({"a": 100, "b": 25}, balancer=Balancer("weighted")), 1000)
+    assert found == {"a read": 800, "b read": 200}
 
 
 def test_balance() -> None:
