@@ -58,7 +58,8 @@ class ControllerView(Protocol):
 
     async def history(self, since: float, node: str, kind: str, limit: int) -> Sequence[Row]:
         """The last `limit` events, the oldest first, not before `since` (Unix seconds), of one node or kind if that
-        isn't empty: `at` (Unix seconds), `kind`, `node`, `before`, `after`, `cause`, `seen`, `who`."""
+        isn't empty (without a kind all but `probe`): `at` (Unix seconds), `kind`, `node`, `before`, `after`, `cause`,
+        `seen`, `who`."""
         ...
 
     def commanded(self, command: str, who: str) -> None:

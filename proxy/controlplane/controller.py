@@ -28,6 +28,7 @@ from ..errors import TridentError
 from ..health.judge import Facts, Verdict, judge, role_of
 from ..health.load import Bound, LoadGate
 from ..health.machine import STEP, Limits, NodeHealth
+from ..health.pace import ProbeTimes
 from ..health.table import PASSES, Layer, Seen
 from ..ipc.messages import Counters, Home, KnownHomes, Learned, Measured, NeedCatalogue, Suspicion
 from ..ipc.paths import RuntimePaths
@@ -77,6 +78,7 @@ class _Watched:
         """What the last probes saw."""
         self.probes = 0
         self.failures = 0
+        self.times = ProbeTimes()
         self.paces: list[Pace] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.kept: NodeLink | None = None
@@ -463,6 +465,8 @@ class Controller:
     def _looked(self, node: _Watched, answer: Answer) -> None:
         node.probes += 1
         seen = answer.seen
+        if times := node.times.note(seen, answer.seconds, self._clock.now()):
+            self._happened("probe", node=node.name, seen=str(times))
         if seen in PASSES or seen is Seen.NO_WRITE:
             lone = sum(1 for other in self._nodes.values() if other.settings.role != "columnar") == 1
             role, judged = role_of(node.settings.role, answer.in_recovery, lone)

@@ -30,6 +30,8 @@ PATIENCE = 1.0
 """Seconds for a file that another process has locked."""
 STOP_SECONDS = 2.0
 """For what still waits when the controller ends."""
+MEASURED = "probe"
+"""The kind of an event that is a measurement: told only to who asks for it, since there are many."""
 
 _log = get_logger("controller")
 
@@ -40,7 +42,8 @@ class Event:
 
     Attributes:
         at: Unix seconds.
-        kind: `health`, `role`, `primary`, `unfit`, `alarm`, `config`, `command` or `process`.
+        kind: `health`, `role`, `primary`, `unfit`, `alarm`, `config`, `command`, `process`, or
+            `probe`: how long the probes of an hour took.
         node: whom it is about; empty for the whole fleet.
         before, after: the state, node or value that was, and that is.
         cause: what led to it, in a word that metrics count by where there is one.
@@ -67,17 +70,22 @@ CREATE INDEX IF NOT EXISTS history_at ON history("at");
 """
 _INSERT = f"INSERT INTO history({_COLUMNS}) VALUES ({', '.join('?' * len(fields(Event)))})"
 _FIND = f"""
-SELECT {_COLUMNS} FROM history WHERE "at" >= ?1 AND (?2 = '' OR node = ?2) AND (?3 = '' OR kind = ?3)
+SELECT {_COLUMNS} FROM history WHERE "at" >= ?1 AND (?2 = '' OR node = ?2)
+    AND (kind = ?3 OR ?3 = '' AND kind <> '{MEASURED}')
 ORDER BY id DESC LIMIT ?4
 """
 
 
 def read(path: Path, *, since: float = 0.0, node: str = "", kind: str = "", limit: int = 1000) -> list[Event]:
-    """The last events of a file, the oldest first: not before `since` (Unix seconds), of one node or kind if given.
-    sqlite3.Error if there is none, or it can't be read."""
+    """The last events of a file, the oldest first: not before `since` (Unix seconds), of one node or kind if given
+    (without a kind all but `MEASURED`). sqlite3.Error if there is none, or it can't be read."""
     with _open(f"{path.absolute().as_uri()}?mode=ro") as connection:
         rows = connection.execute(_FIND, (since, node, kind, limit)).fetchall()
     return [Event(*row) for row in reversed(rows)]
+
+
+def _wanted(event: Event, kind: str) -> bool:
+    return event.kind == kind or (not kind and event.kind != MEASURED)
 
 
 @contextlib.contextmanager
@@ -126,7 +134,7 @@ class History:
         """As `read`, with what isn't in the file yet. It reads a file: not for the loop."""
         with self._news:
             waiting = list(self._waiting)
-        young = [e for e in waiting if e.at >= since and node in ("", e.node) and kind in ("", e.kind)]
+        young = [e for e in waiting if e.at >= since and node in ("", e.node) and _wanted(e, kind)]
         try:
             written: Sequence[Event] = read(self._path, since=since, node=node, kind=kind, limit=limit)
         except sqlite3.Error:

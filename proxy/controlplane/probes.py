@@ -14,14 +14,10 @@ from dataclasses import dataclass
 
 from ..config.schema import Config
 from ..errors import NodeFailure, NodeRefused, TridentError
+from ..health.pace import JITTER, MIN_GAP
 from ..health.table import Seen
 from ..topology.snapshot import Address, NodeView
 from .link import Dial, NodeLink
-
-MIN_GAP = 0.1
-"""Seconds between the starts of two probes of a node, whatever evidence comes in."""
-JITTER = 0.1
-"""Part of the interval by which a start may be moved, so that probes of many proxies don't line up."""
 
 FULL_QUERY = """\
 SELECT r, s.system_identifier,

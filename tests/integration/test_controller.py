@@ -15,6 +15,7 @@ from proxy.clock import SystemClock
 from proxy.config.schema import Config, HealthSettings, Load, Node, ServerLink
 from proxy.controlplane.controller import Controller
 from proxy.demo.postgres import Cluster, Server
+from proxy.health import pace
 from proxy.ipc.channel import Link
 from proxy.ipc.messages import (
     Ask,
@@ -210,6 +211,20 @@ async def test_a_primary_that_cannot_write_is_suspect(servers: tuple[Server, Ser
             await asyncio.to_thread(servers[0].query, "ALTER SYSTEM RESET default_transaction_read_only")
             await asyncio.to_thread(servers[0].query, "SELECT pg_reload_conf()")
         await worker.until_snapshot(lambda s: s.nodes["a"].health == "active")
+
+
+async def test_it_is_noted_how_long_probes_take(
+    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "TELL_EVERY", 0.5)
+    async with controller(settings(servers), tmp_path) as (made, _):
+        found: list[dict[str, Any]] = []
+        async with asyncio.timeout(PATIENCE):
+            while {event["node"] for event in found} != {"a", "b"}:
+                await asyncio.sleep(0.1)
+                found = await made.history(0.0, "", "probe", 100)
+    times = [pace.parse_times(event["seen"]) for event in found]
+    assert all(one.count >= 1 and 0 < one.p50 <= one.p99 <= one.longest < 0.25 for one in times)
 
 
 async def test_a_frozen_replica_leaves_and_comes_back(servers: tuple[Server, Server], tmp_path: Path) -> None:

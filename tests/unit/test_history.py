@@ -65,6 +65,16 @@ def test_what_is_asked_for(history: History, path: Path) -> None:
     assert [found.at for found in history.find(limit=2)] == [8, 9]
 
 
+def test_measurements_are_told_to_who_asks_for_them(history: History, path: Path) -> None:
+    history.note(event(1))
+    history.note(event(2, kind="probe"))
+    for find in (history.find, lambda **asked: read(path, **asked)):
+        assert eventually(lambda: len(kept(path)) == 1)
+        assert [found.at for found in find()] == [1]
+        assert [found.at for found in find(kind="probe")] == [2]
+        history.stop()
+
+
 def test_it_goes_on_in_the_same_file(history: History, path: Path) -> None:
     history.note(event(1))
     history.stop()
