@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -262,11 +263,15 @@ class Pace:
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
+        due = math.inf
         while True:
             began = loop.time()
             self._evidence.clear()
             await self._look()
-            due = began + self._interval() * self._rng.uniform(1 - JITTER, 1 + JITTER)
+            # Evidence puts nothing off: a failure that follows another one closely isn't counted, and the next one
+            # that is would come later by as much.
+            after = math.inf if began >= due else due
+            due = min(after, began + self._interval() * self._rng.uniform(1 - JITTER, 1 + JITTER))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await self._evidence.wait()
