@@ -1,8 +1,8 @@
 """The command `pgtrident`: its subcommands, their arguments and exit codes.
 
-Owns argument parsing and what `check` and `convert` print; everything else is handed to the module
-that does it, imported only then, so that each subcommand starts fast. Exit codes: 0 well, 1 what was
-asked for failed, 2 wrong usage.
+Owns argument parsing, what `tune` asks for, and what `check` and `convert` print; everything else is
+handed to the module that does it, imported only then, so that each subcommand starts fast. Exit codes: 0
+well, 1 what was asked for failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ import getpass
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import __version__
 from .config.schema import Config, Node
-from .config.units import parse_duration
+from .config.units import format_duration, parse_duration
 from .errors import ConfigError, TridentError
 
 if TYPE_CHECKING:
     from . import reach
     from .config import labels
+    from .health.tune import Asked, NodeSize
     from .sql.catalogue import Catalogue
+
+
+_T = TypeVar("_T")
+_QUESTIONS = {
+    "outage": "the outage that the business tolerates",
+    "jitter": "the longest round trip to a node, on a bad day",
+    "lag": "how far replicas are behind, on a bad day",
+    "columnar_lag": "how far columnar nodes are behind, on a bad day",
+}
+"""What `tune` asks for, all durations, by the name of the argument."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,6 +114,25 @@ def _parser() -> argparse.ArgumentParser:
     catalog = commands.add_parser("catalog", help="read what the names of a database mean, for classify --catalog")
     catalog.add_argument("dsn", metavar="URL", help="postgresql://user:password@host:port/database")
     catalog.set_defaults(run=_catalog)
+
+    tune = commands.add_parser("tune", help="work settings out from the outage that is tolerated; asks on a terminal")
+    for name, question in _QUESTIONS.items():
+        tune.add_argument(f"--{name.replace('_', '-')}", metavar="TIME", type=_value(parse_duration), help=question)
+    tune.add_argument(
+        "--node",
+        metavar="NAME:CORES:MAX_CONNECTIONS",
+        dest="nodes",
+        action="append",
+        type=_value(_node_size),
+        help="a node, its cores and max_connections; may be repeated",
+    )
+    tune.add_argument("--strict", action="store_true", help="detect within a third of the outage, not half of it")
+    tune.add_argument("--from-history", action="store_true", help="take round trips from the probes that were measured")
+    where = tune.add_mutually_exclusive_group()
+    where.add_argument("-c", "--config", metavar="FILE", type=Path, help="those of the fleet of this configuration")
+    where.add_argument("--file", metavar="FILE", type=Path, help="those of the fleet whose `history.file` this is")
+    _overrides(tune)
+    tune.set_defaults(run=_tune, wrong=tune.error)
 
     commands.add_parser("demo", help="run an embedded fleet with the proxy in front", add_help=False)
 
@@ -312,10 +343,11 @@ def _history(options: argparse.Namespace) -> int:
     import msgspec
 
     from .admin.command import timestamp
+    from .config.load import load
     from .controlplane.history import read
 
     try:
-        file = options.file or _history_file(options)
+        file = options.file or _history_file(load(options.config, options.overrides))
         since = time.time() - options.since if options.since is not None else 0.0
         for event in read(file, since=since, node=options.node, kind=options.kind, limit=sys.maxsize):
             if options.json:
@@ -333,16 +365,102 @@ def _history(options: argparse.Namespace) -> int:
     return 0
 
 
-def _history_file(options: argparse.Namespace) -> Path:
-    from .config.load import load
+def _history_file(config: Config) -> Path:
     from .ipc.paths import RuntimePaths
 
-    config = load(options.config, options.overrides)
     if config.history.file:
         return Path(config.history.file)
     if not config.runtime_dir:
         raise ConfigError("neither `history.file` nor `runtime_dir` is set: what happened is forgotten with the proxy")
     return RuntimePaths(config.runtime_dir).history
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from .health.tune import Asked, tune
+
+    if options.from_history != (options.config is not None or options.file is not None):
+        options.wrong("--from-history goes with one of -c and --file")
+    if options.from_history and options.jitter is not None:
+        options.wrong("--jitter is what --from-history finds out")
+    try:
+        asked = _measured(options) if options.from_history else Asked()
+        print(tune(_answered(asked, options)), end="")
+    except TridentError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 1
+    return 0
+
+
+def _measured(options: argparse.Namespace) -> Asked:
+    """What the history tells; ConfigError if that can't be read, or tells nothing."""
+    import sqlite3
+
+    from .config.load import load
+    from .controlplane.history import MEASURED, read
+    from .health.pace import parse_times
+    from .health.tune import Asked, measured_jitter
+
+    config = load(options.config, options.overrides) if options.config is not None else None
+    file = options.file if config is None else _history_file(config)
+    try:
+        events = read(file, kind=MEASURED, limit=sys.maxsize)
+        known = [event for event in events if config is None or event.node in config.nodes]
+        jitter, source = measured_jitter((event.node, parse_times(event.seen)) for event in known)
+    except (sqlite3.Error, ValueError) as error:
+        raise ConfigError(f"{file}: can't be read: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error.message}") from None
+    return Asked(jitter=jitter, source=source, nodes=())
+
+
+def _answered(asked: Asked, options: argparse.Namespace) -> Asked:
+    """With what arguments say, and on a terminal with what somebody answers; else as it is."""
+    given: dict[str, Any] = {"strict": options.strict}
+    for name, question in _QUESTIONS.items():
+        known, default = getattr(options, name), getattr(asked, name)
+        if known is None and not (name == "jitter" and options.from_history):
+            known = _answer(question, format_duration(default), parse_duration)
+        given[name] = default if known is None else known
+    nodes = options.nodes
+    if nodes is None:
+        default = " ".join(":".join(map(str, node)) for node in asked.nodes)
+        nodes = _answer(
+            "nodes, each NAME:CORES:MAX_CONNECTIONS", default, lambda text: [_node_size(part) for part in text.split()]
+        )
+    return replace(asked, **given, nodes=asked.nodes if nodes is None else tuple(nodes))
+
+
+def _answer(question: str, default: str, parse: Callable[[str], _T]) -> _T | None:
+    """Nobody is asked, and None returned, where standard input is no terminal. The questions don't go to standard
+    output, which may be the file that is being made."""
+    while sys.stdin.isatty():
+        print(f"{question} [{default}]: ", end="", file=sys.stderr, flush=True)
+        try:
+            return parse(sys.stdin.readline().strip() or default)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+    return None
+
+
+def _node_size(text: str) -> NodeSize:
+    from .health.tune import parse_node
+
+    return parse_node(text)
+
+
+def _value(parse: Callable[[str], _T]) -> Callable[[str], _T]:
+    """For argparse, which otherwise keeps the reason to itself."""
+
+    def parsed(text: str) -> _T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
 def _shapes_export(options: argparse.Namespace) -> int:
