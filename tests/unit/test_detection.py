@@ -8,9 +8,9 @@ import random
 import pytest
 
 from proxy.controlplane.probes import Pace
-from proxy.health.machine import NodeHealth
+from proxy.health.machine import Limits, NodeHealth
 from proxy.health.pace import JITTER
-from proxy.health.table import Seen
+from proxy.health.table import Layer, Seen
 from proxy.testing import SeededRng
 from proxy.topology.model import Health
 
@@ -35,15 +35,15 @@ async def detect(rng: random.Random, interval: float, lasting: float, fail_after
     many seconds after each failure that counts."""
     loop = asyncio.get_running_loop()
     silent = rng.uniform(2 * interval, 5 * interval)
-    limits = {"fail_after": fail_after, "recover_after": 2, "spacing": interval / 2}
-    health = NodeHealth("n1", now=0.0, state=Health.ACTIVE, **limits)  # type: ignore[arg-type]
+    limits = Limits(fail_after=fail_after, spacing={Layer.DATABASE: interval / 2})
+    health = NodeHealth("n1", limits, now=0.0, state=Health.ACTIVE)
     down = asyncio.Event()
 
     async def look() -> None:
         fails = loop.time() >= silent
         await asyncio.sleep(lasting if fails else lasting * rng.random() / 2)
         before = health.failures
-        health.observe(Seen.TIMEOUT if fails else Seen.PASS, loop.time())
+        health.observe(Layer.DATABASE, Seen.TIMEOUT if fails else Seen.PASS, loop.time())
         if health.failures > before and evidence:
             loop.call_later(evidence.pop(), pace.hurry)
         if health.state is Health.DOWN:
