@@ -18,6 +18,8 @@ from proxy.errors import ConfigError
 from proxy.health.pace import Times
 from proxy.health.tune import Asked, NodeSize, choose_probes, measured_jitter, parse_node, tune
 
+from ..support.proxy import ROOT
+
 OTHERS = '[users.app]\npassword = "x"\n'
 
 
@@ -54,6 +56,14 @@ def test_an_outage_of_half_a_minute(tmp_path: Path) -> None:
     assert config.routing.hold_timeout == 10.5
     assert config.server.connect_timeout == 5.0
     assert (config.pool.pool_size, config.nodes["db1"].max_connections) == (9, 84)
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = (ROOT / "docs/health.md").read_text()
+    assert f"$ pgtrident tune --outage 30s\n{tune(Asked())}```" in page
+    with pytest.raises(ConfigError) as refused:
+        tune(Asked(outage=3))
+    assert f"$ pgtrident tune --outage 3s\n{refused.value.message}\n```" in page
 
 
 @pytest.mark.parametrize(
