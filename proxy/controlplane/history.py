@@ -78,8 +78,9 @@ ORDER BY id DESC LIMIT ?4
 
 def read(path: Path, *, since: float = 0.0, node: str = "", kind: str = "", limit: int = 1000) -> list[Event]:
     """The last events of a file, the oldest first: not before `since` (Unix seconds), of one node or kind if given
-    (without a kind all but `MEASURED`). sqlite3.Error if there is none, or it can't be read."""
-    with _open(f"{path.absolute().as_uri()}?mode=ro") as connection:
+    (without a kind all but `MEASURED`). sqlite3.Error if there is none, or it can't be read. Who was killed while it
+    wrote leaves a journal, which the next reader has to roll back: hence not `mode=ro`."""
+    with _open(f"{path.absolute().as_uri()}?mode=rw") as connection:
         rows = connection.execute(_FIND, (since, node, kind, limit)).fetchall()
     return [Event(*row) for row in reversed(rows)]
 

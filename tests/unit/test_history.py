@@ -198,3 +198,23 @@ def test_a_controller_that_is_killed(path: Path) -> None:
     history.note(event(1_000))
     history.stop()
     assert kept(path) == [*before, 1_000]
+
+
+IN_THE_MIDDLE = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+connection.execute("BEGIN")
+for _ in range(1000):
+    connection.execute("INSERT INTO history (at, kind, node, before, after, cause, seen, who) "
+                       "VALUES (9, 'health', '', '', '', '', ?, '')", ["x" * 1000])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_who_was_killed_in_the_middle_of_a_write_is_no_hindrance(history: History, path: Path) -> None:
+    history.note(event(1))
+    history.stop()
+    subprocess.run([sys.executable, "-c", IN_THE_MIDDLE, str(path)], check=False, timeout=30)
+    assert path.with_name("history-journal").stat().st_size > 0
+    assert [found.at for found in read(path)] == [1.0]
