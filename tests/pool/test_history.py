@@ -35,7 +35,7 @@ def test_what_is_told(serve: Serve, tmp_path: Path) -> None:
         "suspect",
         "active",
         "pass",
-        "pass",
+        "database pass",
     )
     (primary,) = [row for row in rows if row["kind"] == "primary"]
     assert (primary["before"], primary["after"]) == ("", "primary")
