@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _overrides(history)
     history.add_argument("--since", metavar="AGE", type=parse_duration, help="for example 2h or 7d; else all")
     history.add_argument("--node", default="", help="what happened to this one")
-    kinds = "health, role, primary, unfit, alarm, config, command or process; else all of these; or probe"
+    kinds = "health, drain, role, primary, unfit, alarm, config, command or process; else all of these; or probe"
     history.add_argument("--kind", default="", help=kinds)
     history.add_argument("--json", action="store_true", help="one object a line")
     history.set_defaults(run=_history)

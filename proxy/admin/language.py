@@ -7,6 +7,7 @@ command files. Called by `session`.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..errors import TridentError
@@ -63,6 +64,22 @@ def split(sql: str) -> list[Statement]:
 def syntax_error(message: str) -> TridentError:
     """What a text gets that the console does not understand."""
     return TridentError(message, sqlstate="42601", hint="Use SHOW HELP for the commands of this console.")
+
+
+def take_name(words: Sequence[str], names: Collection[str], kind: str) -> tuple[str, tuple[str, ...]]:
+    """The one of `names` that the words begin with, and the words behind it; 42704 if there is no such `kind`.
+
+    A name in quotes is taken as it stands there; without them its case doesn't matter, and it may have signs in it.
+    """
+    known = {name.lower(): name for name in names} | {name: name for name in names}
+    for end in range(len(words), 0, -1):
+        text = "".join(words[:end])
+        quote = text[0] if text[0] in "'\"" else ""
+        text = text[1:-1].replace(quote * 2, quote) if quote else text
+        if text in (names if quote else known):
+            return known[text], tuple(words[end:])
+    shown = words[0].strip("'\"") if words else ""
+    raise TridentError(f'{kind} "{shown}" does not exist', sqlstate="42704")
 
 
 def _finish(statements: list[Statement], words: list[str], text: str) -> None:

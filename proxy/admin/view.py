@@ -1,7 +1,7 @@
 """What console, metrics and health page may see of the controller: a facade.
 
 The controller has these attributes; `run_controller` hands it to `admin`, which changes nothing
-through it but by `forget_shapes` and `commanded`.
+through it but by `forget_shapes`, `drain`, `undrain`, `reconnect` and `commanded`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class ControllerView(Protocol):
         """One row a configured node: `name`, `host`, `port`, `role`, `health`, `address` (in use, or
         empty), `lag_bytes`, `lag_seconds`, `weight` (share of its reads by its lag, in percent), `since` (Unix
         seconds of the last change of health), `cause` (why it has this health), `probes` and `probe_failures`
-        (totals), `server_version`. A key that is not known may be missing or None."""
+        (totals), `server_version`, `drain` (`draining`, `drained` or empty), `drain_until` (Unix seconds: what is open
+        there is ended then; 0 where it isn't drained). A key that is not known may be missing or None."""
         ...
 
     def shapes(self) -> Sequence[Row]:
@@ -68,6 +69,19 @@ class ControllerView(Protocol):
 
     def forget_shapes(self, shape: str) -> int:
         """Forget one of those that were refused or measured, or all for ""; how many there were."""
+        ...
+
+    def drain(self, node: str, seconds: float | None) -> None:
+        """Let a node take no new work; what is open there may go on for so long, None for `group.drain_timeout`.
+        Raises 55000 where nobody else could take its writes."""
+        ...
+
+    def undrain(self, node: str) -> None:
+        """Let it take new work again, once a probe has passed. Raises 55000 where it isn't drained."""
+        ...
+
+    def reconnect(self, node: str) -> None:
+        """Let no server of a node that there is now be used again, and look at the node at once."""
         ...
 
     async def report(self, kind: str) -> Sequence[Row]:

@@ -324,6 +324,9 @@ class Group(Section, frozen=True):
     """Several nodes with `role = "primary"` may take writes, as with shared storage or multi-writer clusters."""
     usual_restart: Seconds = 30.0
     """How long a node is away when it restarts; `pgtrident check` compares with it."""
+    drain_timeout: Seconds = 60.0
+    """How long open transactions and pinned sessions may go on on a node that is drained (DRAIN NODE), or was taken out
+    of the configuration; then they are ended (57P01)."""
 
 
 class AffinitySettings(Section, frozen=True):

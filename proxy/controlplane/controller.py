@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,7 +35,8 @@ from ..ipc.paths import RuntimePaths
 from ..log import get_logger
 from ..topology.compile import compile_snapshot, content
 from ..topology.model import Health, Role
-from ..topology.snapshot import Address, NodeView, Snapshot
+from ..topology.snapshot import Address, Drain, NodeView, Snapshot
+from . import drains
 from .catalogues import Catalogues, DialDatabase
 from .freshness import Sampler
 from .history import Event, History
@@ -67,6 +68,7 @@ class _Watched:
         self.settings = settings
         self.health = health
         self.generation = generation
+        self.drain: Drain | None = None
         self.role = Role.COLUMNAR if settings.role == "columnar" else Role.UNKNOWN
         self.addresses: tuple[Address, ...] = ()
         self.logins = ""
@@ -88,6 +90,11 @@ class _Watched:
         """What was beyond its limit when it was told last that it serves for want of others."""
         self.refused = False
         """The last connect was refused, and what had been open broke: it is looked at quickly until that is clear."""
+
+    @property
+    def removed(self) -> bool:
+        """Whether it is no longer configured, and only there for what is still open on it."""
+        return self.drain is not None and self.drain.cause == drains.REMOVED
 
     def keep(self, link: NodeLink) -> None:
         """Hold this connection in place of the one before. When it breaks, the node is looked at."""
@@ -117,6 +124,7 @@ class _Watched:
             max_connections=self.settings.max_connections,
             generation=self.generation,
             logins=self.logins,
+            drain=self.drain,
         )
 
     def facts(self) -> Facts:
@@ -162,6 +170,7 @@ class Controller:
             instance=instance,
             config=lambda: self._config,
             on_suspicion=self._suspected,
+            on_counters=self._counted,
             on_need=self._needed,
             on_need_catalogue=self._needed_catalogue,
             on_learned=self._learned,
@@ -246,6 +255,26 @@ class Controller:
         """As in `admin.view.ControllerView.commanded`."""
         self._happened("command", after=command, who=who)
 
+    def drain(self, node: str, seconds: float | None) -> None:
+        """As in `admin.view.ControllerView.drain`."""
+        watched = self._nodes[node]
+        drains.check_drain(watched.view(self._clock.now()), self.snapshot)
+        self._empty(watched, drains.COMMAND, seconds)
+        self._judge()
+
+    def undrain(self, node: str) -> None:
+        """As in `admin.view.ControllerView.undrain`."""
+        watched = self._nodes[node]
+        drains.check_undrain(watched.view(self._clock.now()))
+        self._move_drain(watched, None, drains.COMMAND)
+        self._verify(watched, "undrain")
+
+    def reconnect(self, node: str) -> None:
+        """As in `admin.view.ControllerView.reconnect`."""
+        watched = self._nodes[node]
+        watched.generation += 1
+        self._verify(watched, "reconnect")
+
     def _happened(self, kind: str, **facts: str) -> None:
         self._history.note(Event(self._clock.wall(), kind, **facts))
 
@@ -268,6 +297,11 @@ class Controller:
         for name, settings in self._config.nodes.items():
             self._watch(name, settings, _as_kept(kept, name))
         if kept is not None:
+            for name, view in kept.snapshot.nodes.items():
+                if name not in self._nodes:  # work may be open there
+                    role: Literal["auto", "columnar"] = "columnar" if view.role is Role.COLUMNAR else "auto"
+                    gone = Node(host=view.host, port=view.port, role=role)
+                    self._empty(self._watch(name, gone, view), drains.REMOVED)
             self._sampler.topology_changed(None, kept.snapshot)
             self._publisher.publish(kept.snapshot, self._was_primary)
         await self._publisher.start()
@@ -297,14 +331,16 @@ class Controller:
         self._measured.judge()
         for name, node in list(self._nodes.items()):
             settings = config.nodes.get(name)
-            if settings is None or (settings.host, settings.port, settings.role) != (
+            if settings is None:
+                self._empty(node, drains.REMOVED)
+            elif node.removed or (settings.host, settings.port, settings.role) != (
                 node.settings.host,
                 node.settings.port,
                 node.settings.role,
             ):
                 self._unwatch(node)
-                if settings is not None:
-                    self._watch(name, settings, None, generation=node.generation + 1)
+                anew = self._watch(name, settings, None, generation=node.generation + 1)
+                anew.drain = None if node.removed else node.drain
             else:
                 node.settings = settings
                 node.health.limits = self._limits()
@@ -333,19 +369,19 @@ class Controller:
             },
         )
 
-    def _watch(self, name: str, settings: Node, before: NodeView | None, generation: int = 0) -> None:
+    def _new_health(self, name: str, state: Health = Health.SUSPECT) -> NodeHealth:
+        layers = (Layer.NETWORK, Layer.DATABASE)
+        return NodeHealth(name, self._limits(), now=self._clock.now(), layers=layers, state=state)
+
+    def _watch(self, name: str, settings: Node, before: NodeView | None, generation: int = 0) -> _Watched:
         """Begin to look at a node; `before` is how the last controller saw it."""
         same = before is not None and (before.host, before.port) == (settings.host, settings.port)
-        health = NodeHealth(
-            name,
-            self._limits(),
-            now=self._clock.now(),
-            layers=(Layer.NETWORK, Layer.DATABASE),
-            state=before.health if before is not None and same else Health.SUSPECT,
-        )
+        health = self._new_health(name, before.health if before is not None and same else Health.SUSPECT)
         if before is not None:
             generation = before.generation if same else before.generation + 1
         node = _Watched(name, settings, health, generation)
+        if before is not None:
+            node.drain = before.drain
         if before is not None and same:
             node.addresses = before.addresses
             node.logins = before.logins
@@ -359,6 +395,7 @@ class Controller:
         self._nodes[name] = node
         for layer, pace in zip((Layer.DATABASE, Layer.NETWORK, Layer.LOAD), node.paces, strict=True):
             node.tasks.append(self._tasks.start(pace.run(), f"{layer} of {name}"))
+        return node
 
     @property
     def _load_interval(self) -> float:
@@ -391,19 +428,20 @@ class Controller:
                 _log.info("address_changed", node=node.name, addresses=[address.host for address in found])
                 node.generation += 1
             node.addresses = found
+        health = node.health
         view = node.view(self._clock.now())
         columnar = node.settings.role == "columnar"
         answer = await probe(view, self._config, self._dial, columnar=columnar, keep=node.keep)
-        if self._nodes.get(node.name) is node:
+        if self._nodes.get(node.name) is node and node.health is health:
             self._looked(node, answer)
 
     async def _knock(self, node: _Watched) -> None:
         """One look at the network of one node, and what follows."""
         if not node.addresses:
             return  # nothing is known of it before its name is
-        health = self._config.health
-        seen = await knock(node.view(self._clock.now()), min(health.timeout, health.network_interval))
-        if self._nodes.get(node.name) is not node:
+        health, settings = node.health, self._config.health
+        seen = await knock(node.view(self._clock.now()), min(settings.timeout, settings.network_interval))
+        if self._nodes.get(node.name) is not node or node.health is not health:
             return
         # A server that has died takes all its connections along; one that lives and takes no more keeps them.
         gone = seen is Seen.REFUSED and node.kept is not None and node.kept.broken
@@ -414,9 +452,9 @@ class Controller:
 
     async def _weigh(self, node: _Watched) -> None:
         """One look at the load of one node, and what follows."""
-        link = node.kept
+        link, health = node.kept, node.health
         # Where nobody may log in, load is no part of its health.
-        node.health.set_layers((Layer.NETWORK, Layer.DATABASE) if link is None else tuple(Layer))
+        health.set_layers((Layer.NETWORK, Layer.DATABASE) if link is None else tuple(Layer))
         if link is None or link.broken:
             return
         try:
@@ -427,7 +465,7 @@ class Controller:
                 node.let_go()
                 node.paces[0].hurry()
             return
-        if self._nodes.get(node.name) is not node:
+        if self._nodes.get(node.name) is not node or node.health is not health:
             return
         bounds = self._bounds(node)
         beyond = node.load.observe(figures, bounds, self._clock.now())
@@ -468,7 +506,8 @@ class Controller:
         if times := node.times.note(seen, answer.seconds, self._clock.now()):
             self._happened("probe", node=node.name, seen=str(times))
         if seen in PASSES or seen is Seen.NO_WRITE:
-            lone = sum(1 for other in self._nodes.values() if other.settings.role != "columnar") == 1
+            known = [other for other in self._nodes.values() if not other.removed]
+            lone = sum(1 for other in known if other.settings.role != "columnar") == 1
             role, judged = role_of(node.settings.role, answer.in_recovery, lone)
             seen = seen if seen is Seen.NO_WRITE and judged in PASSES else judged
             if role is not Role.UNKNOWN:
@@ -546,8 +585,12 @@ class Controller:
     def _judge(self) -> None:
         """From all facts to a snapshot, published if it says anything new."""
         nodes = list(self._nodes.values())
-        facts = [node.facts() for node in nodes]
-        verdict = judge(facts, self._was_primary, multi_writer=self._config.group.multi_writer)
+        several = self._config.group.multi_writer
+        facts = [node.facts() for node in nodes if drains.may_lead(node.view(self._clock.now()), multi_writer=several)]
+        verdict = judge(facts, self._was_primary, multi_writer=several)
+        lead = self._nodes.get(verdict.primary)
+        if lead is not None and lead.drain is not None:
+            self._move_drain(lead, None, drains.PROMOTED)
         if verdict.alarm and verdict.alarm != self._verdict.alarm:
             _log.error("group_contradicts_itself", alarm=verdict.alarm)
             self._happened("alarm", seen=verdict.alarm)
@@ -594,6 +637,52 @@ class Controller:
             replicas=list(after.replicas),
             columnar=list(after.columnar),
         )
+
+    # Nodes that are emptied, and those that have to show anew that they are fit.
+
+    def _empty(self, node: _Watched, cause: str, seconds: float | None = None) -> None:
+        """It takes no new work from the next snapshot on."""
+        before = node.drain
+        if before is not None and before.cause == cause and (before.done or cause == drains.REMOVED):
+            return
+        seconds = self._config.group.drain_timeout if seconds is None else seconds
+        if before is None:
+            node.generation += 1  # what is idle there goes at once, the rest when it is given back
+        self._move_drain(node, Drain(self._clock.boot_ns() + int(seconds * 1e9), cause), cause)
+
+    def _counted(self) -> None:
+        """A worker has said what it has: perhaps the last of a node."""
+        snapshot = self.snapshot
+        for node in list(self._nodes.values()):
+            if node.drain is None or node.drain.done or snapshot is None:
+                continue
+            if drains.is_empty(node.name, snapshot.version, self._publisher.workers, self.counters):
+                self._move_drain(node, Drain(node.drain.until_ns, node.drain.cause, done=True), node.drain.cause)
+                if node.removed:
+                    self._unwatch(node)
+                self._judge()
+
+    def _move_drain(self, node: _Watched, drain: Drain | None, cause: str) -> None:
+        """The one door through which a drain begins, goes on and ends."""
+        before, after = (d.state if d is not None else "" for d in (node.drain, drain))
+        node.drain = drain
+        if before != after:
+            _log.info("drain_changed", node=node.name, before=before, after=after, cause=cause)
+            self._happened("drain", node=node.name, before=before, after=after, cause=cause)
+
+    def _verify(self, node: _Watched, cause: str) -> None:
+        """Ask it now. A copy takes new work again when it has passed a probe that begins now; who takes writes stays
+        in service."""
+        snapshot = self.snapshot
+        before = node.health.state
+        if before is Health.ACTIVE and (snapshot is None or node.name not in snapshot.writers):
+            node.health = self._new_health(node.name)
+            node.looks.clear()
+            after = node.health.state
+            _log.info("health_changed", node=node.name, before=before, after=after, cause=cause)
+            self._happened("health", node=node.name, before=str(before), after=str(after), cause=cause)
+        self._judge()
+        node.hurry()
 
     def _needed(self, moment_ns: int, urgent: bool) -> None:
         """A worker has reads for which copies have to hold what was written before this moment."""
@@ -644,6 +733,12 @@ class Controller:
 
     def _row(self, node: _Watched) -> dict[str, Any]:
         health = node.health
+        cause = (
+            self._verdict.unfit.get(node.name)
+            or next(filter(None, (node.errors[layer] for layer in CAUSES)), "")
+            or self._unverified(node)
+            or str(health.cause or "not yet probed")
+        )
         return {
             "name": node.name,
             "host": node.settings.host,
@@ -653,10 +748,11 @@ class Controller:
             "address": node.addresses[0].host if node.addresses else "",
             **self._lag(node.name),
             "since": self._clock.wall() - (self._clock.now() - health.since),
-            "cause": self._verdict.unfit.get(node.name)
-            or next(filter(None, (node.errors[layer] for layer in CAUSES)), "")
-            or self._unverified(node)
-            or str(health.cause or "not yet probed"),
+            "cause": f"{drains.in_words(node.drain)}; {cause}" if node.drain else cause,
+            "drain": node.drain.state if node.drain else "",
+            "drain_until": self._clock.wall() + (node.drain.until_ns - self._clock.boot_ns()) / 1e9
+            if node.drain
+            else 0,
             "probes": node.probes,
             "probe_failures": node.failures,
             "server_version": node.answer.version if node.answer else None,
@@ -667,6 +763,8 @@ def _as_kept(kept: Kept | None, name: str) -> NodeView | None:
     """How the last controller saw a node. One that was active and yet not in service has to show again
     that it is fit."""
     view = kept.snapshot.nodes.get(name) if kept else None
+    if view is not None and view.drain is not None and view.drain.cause == drains.REMOVED:
+        view = msgspec.structs.replace(view, drain=None)  # it is configured again
     if kept is None or view is None or view.health is not Health.ACTIVE:
         return view
     in_service = (kept.snapshot.primary, *kept.snapshot.writers, *kept.snapshot.replicas, *kept.snapshot.columnar)

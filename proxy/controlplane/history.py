@@ -42,7 +42,7 @@ class Event:
 
     Attributes:
         at: Unix seconds.
-        kind: `health`, `role`, `primary`, `unfit`, `alarm`, `config`, `command`, `process`, or
+        kind: `health`, `drain`, `role`, `primary`, `unfit`, `alarm`, `config`, `command`, `process`, or
             `probe`: how long the probes of an hour took.
         node: whom it is about; empty for the whole fleet.
         before, after: the state, node or value that was, and that is.

@@ -74,6 +74,7 @@ class Publisher:
         instance: int,
         config: Callable[[], Config],
         on_suspicion: Callable[[Suspicion], None],
+        on_counters: Callable[[], None],
         on_need: Callable[[int, bool], None],
         on_need_catalogue: Callable[[NeedCatalogue], None],
         on_learned: Callable[[Learned], None],
@@ -83,10 +84,11 @@ class Publisher:
         clock: Clock,
     ) -> None:
         self._paths = paths
-        self._workers = workers
+        self.workers = workers
         self._instance = instance
         self._config = config
         self._on_suspicion = on_suspicion
+        self._on_counters = on_counters
         self._on_need = on_need
         self._on_need_catalogue = on_need_catalogue
         self._on_learned = on_learned
@@ -185,6 +187,7 @@ class Publisher:
             case Counters():
                 if self._channels.get(message.worker) is channel:
                     self.counters[message.worker] = message
+                    self._on_counters()
             case Suspicion():
                 self._on_suspicion(message)
             case NeedFreshness():
@@ -210,7 +213,7 @@ class Publisher:
                 _log.warning("unexpected_message", message=type(message).__name__)
 
     def _joined(self, channel: Channel, hello: Hello) -> None:
-        if not 0 <= hello.worker < self._workers:
+        if not 0 <= hello.worker < self.workers:
             channel.close()
             return
         if old := self._channels.get(hello.worker):
@@ -228,10 +231,10 @@ class Publisher:
                 config=self._config(),
                 snapshot=self.snapshot,
                 instance=self._instance,
-                workers=self._workers,
+                workers=self.workers,
                 board=str(self._paths.board),
                 console=str(self._paths.console),
-                datagrams=[str(self._paths.datagrams(w)) for w in range(self._workers)],
+                datagrams=[str(self._paths.datagrams(w)) for w in range(self.workers)],
                 permits=permits or {},
             )
         )

@@ -746,6 +746,7 @@ class Client(Sink, Waiter):
                 (unit.named and self.parsing > 0)
                 or Effect.OWN_NAMES in unit.effects
                 or unit.reads_wishes
+                or (server.retired and server.status == IDLE and not self._in_batch)  # it goes when it has answered
                 or len(server.owed) > MAX_PIPELINE
                 or (not server.pool.is_primary() and server.status == IDLE and not self._may_follow(unit))
             )
@@ -753,6 +754,11 @@ class Client(Sink, Waiter):
                 self.park(unit)
                 return
         self.transmit(server, unit)
+
+    @property
+    def _in_batch(self) -> bool:
+        """Whether a batch waits for its Sync."""
+        return self._batches is not None and self._batches.open is not None
 
     def _may_follow(self, unit: Unit) -> bool:
         """Whether a unit may go behind another one on a copy. What others have written since that one was routed

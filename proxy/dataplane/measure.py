@@ -70,7 +70,7 @@ class Measures:
     def published(self) -> None:
         """The snapshot or the configuration is another one."""
         nodes = self._worker.snapshot.nodes.values()
-        whole = all(view.health is Health.ACTIVE for view in nodes)
+        whole = all(view.health is Health.ACTIVE and view.drain is None for view in nodes)
         learns = whole and self._worker.snapshot.has_columnar
         self.long = self._worker.config.routing.analytic_time if learns else float("inf")
 

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from ..errors import NodeFailure, NodeRefused, NoServer, TridentError
+from ..errors import NodeFailure, NodeRefused, NoServer, Terminated, TridentError
 from ..ipc.board import user_slot
 from ..metrics.counters import PoolCounters
 from ..pool.permits import first_share
@@ -377,6 +377,7 @@ class ServerPool:
         server.key = dialled.key
         server.address = dialled.address
         server.generation = generation
+        server.retired = generation != self.generation  # the node was replaced, or drained, in the meantime
         server.idle_since = now
         lifetime = worker.config.pool.lifetime
         server.expires = now + lifetime * (1 - 0.1 * worker.rng.random()) if lifetime else 0.0
@@ -476,6 +477,21 @@ class ServerPool:
             if owner is not None:
                 owner.server_lost(server, False)
 
+    def end_drain(self) -> None:
+        """What was open on a node that is drained has had its time: it is ended, as PostgreSQL does it."""
+        for server in [*self.state.idle, *self.state.taken]:
+            owner = server.owner
+            self.cancel(server)  # a statement doesn't notice that its client has gone
+            self.close(server, "its node is drained")
+            if owner is not None:
+                owner.fail(
+                    Terminated(
+                        "terminating connection due to administrator command",
+                        detail=f'Node "{self.node}" is being drained, and the time for what was open on it is up.',
+                        hint="Connect again; the proxy stays in service.",
+                    )
+                )
+
     def close(self, server: Server, reason: str) -> None:
         """The one door by which a server ends."""
         if server.closed:
@@ -570,6 +586,14 @@ class Pools:
         """Servers at work on a node for this client's database and user."""
         pool = self.all.get((node, client.settings.dbname, client.settings.user))
         return len(pool.state.taken) + len(pool.state.waiting) if pool is not None else 0
+
+    def by_node(self) -> dict[str, int]:
+        """How many servers there are, or are being opened, of each node that has any."""
+        counts: dict[str, int] = {}
+        for pool in self.all.values():
+            if pool.state.size:
+                counts[pool.node] = counts.get(pool.node, 0) + pool.state.size
+        return counts
 
     def reaches(self, node: str) -> bool:
         """Whether there is a server of this node."""
@@ -673,8 +697,13 @@ class Pools:
     def upkeep(self, now: float) -> None:
         """One pass over waiters and servers, ten times a second."""
         settings = self.worker.config.pool
+        now_ns = self.worker.clock.boot_ns()
+        nodes = self.worker.snapshot.nodes.values()
+        overdue = [view.name for view in nodes if view.drain is not None and now_ns >= view.drain.until_ns]
         for pool in list(self.all.values()):
             state = pool.state
+            if pool.node in overdue:
+                pool.end_drain()
             if state.waiting:
                 self._expire_waiters(pool, now, settings.checkout_timeout)
                 pool.open_more()
@@ -707,7 +736,8 @@ class Pools:
         settings = self.worker.config.pool
         nodes = self.worker.snapshot.nodes
         for pool in list(self.all.values()):
-            gone = pool.node not in nodes
+            view = nodes.get(pool.node)
+            gone = view is None or view.drain is not None
             generation = pool.generation
             for server in list(pool.state.idle):
                 idle = now - server.idle_since

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import ProtocolViolation
+from ..errors import ProtocolViolation, TridentError
 from ..session.prepared import ANOTHERS, MADE, ClientStatements, Pending, ServerStatements, Statement, Step
 from ..session.state import State
 from ..sql.model import Classification
@@ -92,6 +92,10 @@ class Sink:
 
     def server_lost(self, server: Server, fatal: bool) -> None:
         """The linked server is gone; `fatal`: it said so itself."""
+        raise NotImplementedError
+
+    def fail(self, error: TridentError) -> None:
+        """It is ended, and told why."""
         raise NotImplementedError
 
     def server_paused(self, paused: bool) -> None:

@@ -314,7 +314,15 @@ class Worker:
         self.counters.clients_current = self._own_clients()
         self.counters.held_current = len(self._held)
         self.counters.pinned_current = sum(1 for c in self.clients.values() if c.pins)
-        self.send(Counters(self.index, self.counters.as_dict(), upkeep.report(self, "pools")))
+        self.send(
+            Counters(
+                self.index,
+                self.counters.as_dict(),
+                upkeep.report(self, "pools"),
+                self.snapshot.version,
+                self.pools.by_node(),
+            )
+        )
 
     # ------------------------------------------------------------------ clients come and go
 

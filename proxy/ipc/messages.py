@@ -64,6 +64,10 @@ class Counters(msgspec.Struct, tag="counters"):
     """Plain counters and gauges by name (metrics.catalog)."""
     pools: list[dict[str, Any]]
     """One row a pool: node, database, user, mode and the numbers of SHOW POOLS and SHOW STATS."""
+    snapshot: int = 0
+    """Version of the one that it obeys."""
+    servers: dict[str, int] = {}
+    """How many it has or is opening, by node; none where a node isn't named."""
 
 
 class Suspicion(msgspec.Struct, tag="suspicion"):

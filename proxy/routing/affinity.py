@@ -27,7 +27,7 @@ from hashlib import blake2b
 from ..config.schema import Config, Service
 from ..errors import LoginError
 from ..topology.model import Health, Role
-from ..topology.snapshot import Snapshot
+from ..topology.snapshot import NodeView, Snapshot
 
 GENERAL = ""
 """Stands for the service of clients that have none."""
@@ -311,8 +311,7 @@ class Affinity:
             for node in plan.nodes or tuple(snapshot.nodes):
                 watch = before._watches.get((plan.name, node)) if before is not None else None
                 view = snapshot.nodes.get(node)
-                look = _LOOKS[view.health] if view is not None else Look.DOWN
-                self._watches[plan.name, node] = _watched(plan, watch, look, now)
+                self._watches[plan.name, node] = _watched(plan, watch, _look(view), now)
 
     def key(self, service: str, facts: Mapping[str, str]) -> str:
         """What a client's order of nodes goes by, for as long as it lives (but see `turn_to`).
@@ -425,7 +424,9 @@ class Affinity:
         failed = False
         if plan.notify and current not in ("", node):
             watch = self._watches.get((plan.name, current))
-            failed = watch is not None and watch.standing is Standing.LEFT
+            view = self._snapshot.nodes.get(current)
+            drained = view is not None and view.drain is not None  # somebody's plan, and no failure
+            failed = watch is not None and watch.standing is Standing.LEFT and not drained
         return self._choice(node, "affinity" if node == order[0] else "affinity_next", failed)
 
     def _choice(self, node: str, reason: str, notify: bool) -> Choice:
@@ -434,6 +435,11 @@ class Affinity:
         if choice is None:
             choice = self._choices[at] = Choice(node, reason, notify=notify)
         return choice
+
+
+def _look(view: NodeView | None) -> Look:
+    """What a snapshot says of a node. For one that is drained nobody waits."""
+    return Look.DOWN if view is None or view.drain is not None else _LOOKS[view.health]
 
 
 def _watched(plan: Plan, watch: Watch | None, look: Look, now: float) -> Watch:

@@ -101,7 +101,7 @@ def candidates(
             if not trouble and not weight:
                 trouble = "its weight is 0: only where no other can"
         else:
-            trouble = "takes no new work"
+            trouble = f"{view.drain.state}, takes no new work" if view.drain is not None else "takes no new work"
         found.append(Candidate(view, copy, weight, load(name), trouble))
     return found
 

@@ -1,7 +1,7 @@
 """Node states compiled into the flat tables of a snapshot.
 
-Owns which health lets a node take new work; must not decide healths or roles. Pure. Called by
-`controlplane.controller`, whose verdicts it writes down.
+Owns which health lets a node take new work, and that one that is drained takes none; must not decide healths or
+roles. Pure. Called by `controlplane.controller`, whose verdicts it writes down.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def compile_snapshot(
     """`primary` may be empty; `unfit` names nodes that get no new work whatever their health. `writers` may take
     writes beside the primary while they are active, which the primary itself needn't be.
 
-    Copies take new work only when active, and when recovering what their share allows: a suspect one keeps what it has
-    and gets nothing new.
+    Copies take new work only when active, and when recovering what their share allows: a suspect one, and one that is
+    drained, keeps what it has and gets nothing new.
     """
 
     in_service = (Health.ACTIVE, Health.RECOVERING)
-    fit = [n for n in nodes if n.health in in_service and n.addresses and n.name not in unfit]
+    fit = [n for n in nodes if n.health in in_service and n.addresses and n.name not in unfit and n.drain is None]
     active = [n.name for n in fit if n.health is Health.ACTIVE]
 
     def serving(role: Role) -> tuple[str, ...]:

@@ -22,6 +22,22 @@ class Address(msgspec.Struct, frozen=True):
         return self.host.startswith("/")
 
 
+class Drain(msgspec.Struct, frozen=True):
+    """Somebody wants a node to have nothing to do: it takes no new work, and what it has goes on until a deadline.
+    Its health is another matter."""
+
+    until_ns: int
+    """CLOCK_BOOTTIME at which what is left there is ended."""
+    cause: str
+    """`command`, or `removed` from the configuration."""
+    done: bool = False
+    """No worker has a server there any more."""
+
+    @property
+    def state(self) -> str:
+        return "drained" if self.done else "draining"
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node as a worker sees it."""
 
@@ -43,6 +59,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     logins: str = ""
     """Mark of what logins depend on there (roles, their settings and those of databases); empty if it can't be
     told. When it changes, so does `generation`."""
+    drain: Drain | None = None
+    """Set as long as the node is to take no new work, whatever its health."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

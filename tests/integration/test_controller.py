@@ -14,7 +14,9 @@ import pytest
 from proxy.clock import SystemClock
 from proxy.config.schema import Config, HealthSettings, Load, Node, ServerLink
 from proxy.controlplane.controller import Controller
+from proxy.controlplane.link import Dial, Opened
 from proxy.demo.postgres import Cluster, Server
+from proxy.errors import TridentError
 from proxy.health import pace
 from proxy.ipc.channel import Link
 from proxy.ipc.messages import (
@@ -34,7 +36,7 @@ from proxy.ipc.messages import Publish as PublishMessage
 from proxy.ipc.paths import RuntimePaths
 from proxy.run_controller import dial_as_prober
 from proxy.testing import SeededRng
-from proxy.topology.snapshot import Snapshot
+from proxy.topology.snapshot import NodeView, Snapshot
 
 PATIENCE = 20.0
 
@@ -63,6 +65,10 @@ class Worker:
             case ReportRequest():
                 self.link.send(Report(message.id, self.number, [{"n": self.number}]))
         self.news.set()
+
+    def has(self, servers: dict[str, int]) -> None:
+        """It has so many servers of these nodes."""
+        self.link.send(Counters(self.number, {}, [], self.last.version, servers))
 
     async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -107,7 +113,7 @@ def settings(servers: tuple[Server, ...], **health: Any) -> Config:
 
 @asynccontextmanager
 async def controller(
-    config: Config, directory: Path, workers: int = 1
+    config: Config, directory: Path, workers: int = 1, dial: Dial = dial_as_prober
 ) -> AsyncIterator[tuple[Controller, list[Worker]]]:
     paths = RuntimePaths(directory)
     made = Controller(
@@ -115,7 +121,7 @@ async def controller(
         workers=workers,
         instance=1,
         paths=paths,
-        dial=dial_as_prober,
+        dial=dial,
         dial_database=dial_as_prober,
         clock=SystemClock(),
         rng=SeededRng(1),
@@ -321,13 +327,99 @@ async def test_the_config_is_checked_against_the_node(servers: tuple[Server, Ser
 
 
 async def test_reload_of_nodes(servers: tuple[Server, Server], tmp_path: Path) -> None:
-    config = settings(servers)
-    async with controller(settings(servers[:1]), tmp_path) as (made, [worker]):
+    """One that is taken out is in the picture until no worker has anything there, over a restart too; unless it comes
+    back before."""
+    config, without = settings(servers), settings(servers[:1])
+    async with controller(without, tmp_path) as (made, [worker]):
         assert (await worker.until_snapshot(lambda s: s.primary == "a")).replicas == ()
         made.reload(config, "test")
-        await worker.until_snapshot(lambda s: s.replicas == ("b",))
-        made.reload(settings(servers[:1]), "test")
+        before = await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        made.reload(without, "test")
+        gone = await worker.until_snapshot(lambda s: s.replicas == ())
+        assert gone.nodes["b"].generation > before.nodes["b"].generation
+        made.reload(config, "test")
+        await worker.until_snapshot(lambda s: s.replicas == ("b",) and s.nodes["b"].drain is None)
+        made.reload(without, "test")
+        left = (await worker.until_snapshot(lambda s: s.nodes["b"].drain is not None)).nodes["b"]
+        worker.has({"b": 1})
+        await made.report("clients")  # behind the counters on the same channel
+        assert "no longer in the configuration" in made.nodes()[1]["cause"]
+    async with controller(without, tmp_path) as (made, [worker]):
+        assert worker.last.nodes["b"].drain == left.drain
+        worker.has({})
         await worker.until_snapshot(lambda s: "b" not in s.nodes)
+        assert [row["name"] for row in made.nodes()] == ["a"]
+
+
+async def test_a_drain(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """It outlives a reload and a restart; its end is seen once; and the node has to show again that it is fit."""
+    config = settings(servers)
+    async with controller(config, tmp_path) as (made, [worker]):
+        before = await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        with pytest.raises(TridentError, match="no other node takes writes"):
+            made.drain("a", None)
+        made.drain("b", 1000.0)
+        asked = await worker.until_snapshot(lambda s: s.replicas == ())
+        assert asked.nodes["b"].health == "active"
+        assert asked.nodes["b"].generation > before.nodes["b"].generation
+        made.reload(config, "test")
+        worker.has({"b": 1})
+        await made.report("clients")
+        assert (made.nodes()[1]["drain"], worker.last.replicas) == ("draining", ())
+    async with controller(config, tmp_path) as (made, [worker]):
+        assert worker.last.nodes["b"].drain == asked.nodes["b"].drain
+        worker.has({})
+        done = await worker.until_snapshot(lambda s: s.nodes["b"].drain != asked.nodes["b"].drain)
+        assert done.nodes["b"].drain is not None and done.nodes["b"].drain.state == "drained"
+        made.drain("b", None)  # nothing more is to be done
+        await poll(lambda: made.nodes()[1]["health"] == "active")
+        assert (made.nodes()[1]["drain"], worker.last.replicas) == ("drained", ())
+        made.undrain("b")
+        back = await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        at = next(i for i, s in enumerate(worker.snapshots) if s.nodes["b"].drain is None)
+        assert (worker.snapshots[at].replicas, worker.snapshots[at].nodes["b"].health) == ((), "suspect")
+        drained = [
+            (event["before"], event["after"], event["cause"]) for event in await made.history(0.0, "b", "drain", 100)
+        ]
+        assert drained == [
+            ("", "draining", "command"),
+            ("draining", "drained", "command"),
+            ("drained", "", "command"),
+        ]
+        # A replica that has new servers is asked anew; the primary stays in service.
+        probes = made.nodes()[1]["probes"]
+        made.reconnect("b")
+        assert await worker.until_snapshot(
+            lambda s: s.replicas == ("b",) and s.nodes["b"].generation > back.nodes["b"].generation
+        )
+        assert [s.replicas for s in worker.snapshots[-2:]] == [(), ("b",)]
+        assert made.nodes()[1]["probes"] > probes
+        made.reconnect("a")
+        renewed = await worker.until_snapshot(lambda s: s.nodes["a"].generation > back.nodes["a"].generation)
+        assert (renewed.primary, renewed.nodes["a"].health, renewed.epoch) == ("a", "active", back.epoch)
+
+
+async def test_a_probe_that_began_before_proves_nothing(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    held = asyncio.Event()
+    begun: list[asyncio.Event] = []
+
+    async def dial(node: NodeView, config: Config, seconds: float) -> Opened:
+        if node.name == "b" and held.is_set() and seconds > 5:  # not those that read positions
+            begun.append(asyncio.Event())
+            await begun[-1].wait()
+        return await dial_as_prober(node, config, seconds)
+
+    async with controller(settings(servers, interval=60.0, timeout=20.0), tmp_path, dial=dial) as (made, [worker]):
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        held.set()
+        worker.link.send(Suspicion("b", "reset"))
+        await poll(lambda: len(begun) == 1)
+        made.reconnect("b")
+        begun[0].set()
+        await poll(lambda: len(begun) == 2)
+        assert (made.nodes()[1]["health"], worker.last.replicas) == ("suspect", ())
+        begun[1].set()
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
 
 
 async def test_a_promotion_is_followed(servers: tuple[Server, Server], tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class FakeView:
             }
         ]
         self.forgotten: list[str] = []
+        self.wishes: list[tuple[str, str, float | None]] = []
         self.commands: list[tuple[str, str]] = []
         self.seen_shapes: list[Row] = [
             {
@@ -138,6 +139,15 @@ class FakeView:
     def commanded(self, command: str, who: str) -> None:
         self.commands.append((command, who))
 
+    def drain(self, node: str, seconds: float | None) -> None:
+        self.wishes.append(("drain", node, seconds))
+
+    def undrain(self, node: str) -> None:
+        self.wishes.append(("undrain", node, None))
+
+    def reconnect(self, node: str) -> None:
+        self.wishes.append(("reconnect", node, None))
+
     def forget_shapes(self, shape: str) -> int:
         self.forgotten.append(shape)
         return len(self.known_shapes)
@@ -157,7 +167,16 @@ class FakeView:
                 "probes": 12,
                 "probe_failures": 1,
             },
-            {"name": "pg2", "host": "db2", "port": 5433, "role": Role.REPLICA, "health": Health.DOWN, **LAG},
+            {
+                "name": "pg2",
+                "host": "db2",
+                "port": 5433,
+                "role": Role.REPLICA,
+                "health": Health.DOWN,
+                "drain": "draining",
+                "drain_until": 1_800_000_060.0,
+                **LAG,
+            },
         ]
 
     async def report(self, kind: str) -> Sequence[Row]:

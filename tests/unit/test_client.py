@@ -23,13 +23,14 @@ from proxy.dataplane.worker import Worker
 from proxy.errors import NoServer
 from proxy.ipc import board
 from proxy.ipc.board import Board
-from proxy.ipc.messages import Fresh, Setup
+from proxy.ipc.messages import Fresh, Publish, Setup
 from proxy.session import rules
 from proxy.session.wishes import KEY
 from proxy.testing import FakeClock, FakeTransport
 from proxy.topology.model import Health, Role
 from proxy.topology.snapshot import Address, Copy, Freshness, NodeView, Snapshot
 from proxy.wire import build
+from proxy.wire.codes import IDLE
 
 DONE = build.message(b"C", b"SELECT 0\0") + build.message(b"Z", b"I")
 
@@ -53,11 +54,16 @@ class Pair:
         self.worker = Worker(setup, 0, self.clock, random.Random(1), lambda message: None)
         self.client = self._client(1)
         self.pool = self.worker.pools.pool("primary", self.client)
+        self.another_server()
+        self.client.welcome()
+
+    def another_server(self) -> None:
+        """A free one, as a dial would have given it."""
         self.server = Server(self.pool, self.worker.states.empty, 10)
         self.server.transport = cast(asyncio.Transport, FakeTransport())
+        self.server.generation = self.pool.generation
         self.pool.state.taken[self.server] = None
         self.pool.give(self.server)
-        self.client.welcome()
 
     def another(self, number: int) -> Client:
         """One more client, logged in."""
@@ -340,3 +346,66 @@ async def test_a_late_cancel_of_the_proxys_own_question(pair: Pair) -> None:
     assert not pair.client.pins
     pair.server.data_received(cancelled)
     assert pair.client.pins == {rules.PIN_UNKNOWN}
+
+
+def connected_anew(pair: Pair, **node: Any) -> None:
+    """A snapshot by which no server that there is may be used again."""
+    before = pair.worker.snapshot
+    view = before.nodes["primary"]
+    view = msgspec.structs.replace(view, generation=view.generation + 1, **node)
+    pair.worker.handle(Publish(msgspec.structs.replace(before, version=before.version + 1, nodes={"primary": view})))
+
+
+async def test_who_never_pauses_leaves_a_server_that_is_to_go(pair: Pair) -> None:
+    """What comes behind the statement under way goes to another server; in a transaction it stays."""
+    client, server = pair.client, pair.server
+    sent = cast(FakeTransport, server.transport)
+    pair.begin()
+    sent.take()
+    client.data_received(build.query("SELECT 1"))
+    connected_anew(pair)
+    client.data_received(build.query("SELECT 2"))
+    assert sent.take() == build.query("SELECT 1") + build.query("SELECT 2")
+    server.data_received(build.message(b"C", b"SELECT 0\0") + build.message(b"Z", b"T"))
+    server.data_received(build.message(b"C", b"SELECT 0\0") + build.message(b"Z", b"T"))
+    client.data_received(build.query("COMMIT"))
+    server.data_received(build.message(b"C", b"COMMIT\0") + build.message(b"Z", b"I"))
+    assert server.closed
+    pair.another_server()
+    server = pair.server
+    sent = cast(FakeTransport, server.transport)
+    client.data_received(build.query("SELECT 3"))
+    connected_anew(pair)
+    client.data_received(build.query("SELECT 4"))
+    assert sent.take() == build.query("SELECT 3")
+    server.data_received(DONE)
+    assert server.closed and client.waiting_in is pair.pool
+    await pair.tasks_ended()
+
+
+async def test_a_server_that_was_dialled_before_is_nobodys(pair: Pair) -> None:
+    dialled, let_in = asyncio.Event(), asyncio.Event()
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)  # whether there is TLS
+        writer.write(b"N")
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big") - 4)
+        dialled.set()
+        await let_in.wait()
+        writer.write(build.AUTHENTICATION_OK + build.backend_key(1, b"key!") + build.ready(IDLE))
+        heard.put_nowait(await reader.read())
+        writer.close()
+
+    pair.begin()  # so that its server isn't free
+    async with await asyncio.start_server(node, "127.0.0.1", 0) as serving:
+        connected_anew(pair, addresses=(Address("127.0.0.1", serving.sockets[0].getsockname()[1]),))
+        borrower = asyncio.ensure_future(Borrower().take(pair.pool))
+        await dialled.wait()
+        connected_anew(pair)
+        let_in.set()
+        server = await borrower
+        assert server.generation == pair.pool.generation == 2
+        assert await heard.get() == build.TERMINATE
+        pair.pool.close(server, "the end")
+        assert await heard.get() == build.TERMINATE

@@ -68,7 +68,7 @@ COMMANDS = (
     "stats",
     "version",
 )
-ACTIONS = ("forget",)
+ACTIONS = ("drain", "forget", "reconnect", "undrain")
 
 
 class Fixture:
@@ -143,6 +143,27 @@ async def test_shapes_are_shown_and_forgotten(console: Fixture, sql: str, replie
     assert console.view.forgotten == forgotten
     # Who has changed something is written down, if it could be done.
     assert console.view.commands == [(sql.rstrip(";"), "ann") for _ in forgotten]
+
+
+@pytest.mark.parametrize(
+    ("sql", "replies", "wishes"),
+    [
+        ("DRAIN NODE pg2", "D[pg2,draining,2027-01-15 08:01:00 UTC] C[DRAIN] ZI", [("drain", "pg2", None)]),
+        ("drain node PG2 30s;", "D[pg2,draining,2027-01-15 08:01:00 UTC] C[DRAIN] ZI", [("drain", "pg2", 30.0)]),
+        ("UNDRAIN NODE 'pg2'", "D[pg2,down] C[UNDRAIN] ZI", [("undrain", "pg2", None)]),
+        ('RECONNECT NODE "pg1"', "D[pg1,active] C[RECONNECT] ZI", [("reconnect", "pg1", None)]),
+        ("DRAIN NODE pg2 soon", "E[42601] ZI", []),
+        ("DRAIN pg2", "E[42601] ZI", []),
+        ("DRAIN NODE", "E[42601] ZI", []),
+        ("RECONNECT", "E[42601] ZI", []),
+        ("RECONNECT NODE pg1 30s", "E[42601] ZI", []),
+        ("UNDRAIN NODE pg3", "E[42704] ZI", []),
+    ],
+)
+async def test_nodes_are_drained(console: Fixture, sql: str, replies: str, wishes: list[object]) -> None:
+    assert (await console.say(Q(sql))).endswith(replies)
+    assert console.view.wishes == wishes
+    assert console.view.commands == [(sql.rstrip(";"), "ann") for _ in wishes]
 
 
 async def test_history_is_shown(console: Fixture) -> None:
@@ -384,6 +405,7 @@ async def test_nodes(console: Fixture) -> None:
     assert (first["name"], first["role"], first["health"], first["serving"]) == ("pg1", "primary", "active", "yes")
     assert (first["since"], first["cause"], first["queries"]) == ("2027-01-15 08:00:00 UTC", "probe passed", 15)
     assert (second["health"], second["serving"], second["lag_bytes"], second["since"]) == ("down", "no", 64, None)
+    assert (first["drain"], second["drain"]) == (None, "draining")
 
 
 async def test_clients_and_servers(console: Fixture) -> None:

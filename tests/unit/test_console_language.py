@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.admin.language import split
+from proxy.admin.language import split, take_name
 from proxy.errors import TridentError
 
 
@@ -33,3 +33,27 @@ def test_open_ends_are_syntax_errors(sql: str) -> None:
         split(sql)
     assert caught.value.sqlstate == "42601"
     assert "SHOW HELP" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("sql", "name", "rest"),
+    [
+        ("pg-1", "pg-1", ()),
+        ("pg-1 30 s", "pg-1", ("30", "s")),
+        ("PG", "Pg", ()),
+        ("pg", "Pg", ()),
+        ('"pg-1" 5s', "pg-1", ("5s",)),
+        ("'a \"b\"'", 'a "b"', ()),
+        ('"a ""b"""', 'a "b"', ()),
+    ],
+)
+def test_names(sql: str, name: str, rest: tuple[str, ...]) -> None:
+    (statement,) = split(sql)
+    assert take_name(statement.words, ["Pg", "pg-1", 'a "b"'], "node") == (name, rest)
+
+
+@pytest.mark.parametrize("sql", ["pg-2", "'PG'", "'", "x 30s"])
+def test_unknown_names(sql: str) -> None:
+    with pytest.raises(TridentError) as error:
+        take_name(tuple(sql.split()), ["Pg", "pg-1"], "node")
+    assert error.value.sqlstate == "42704"
