@@ -245,7 +245,7 @@ def test_connected_anew(service: Service) -> None:
         moved = [row for row in service.console("SHOW HISTORY")[told:] if row["kind"] == "health"]
         assert [(row["before"], row["after"], row["cause"], row["seen"]) for row in moved] == [
             ("active", "suspect", "reconnect", ""),
-            ("suspect", "active", "pass", "pass"),
+            ("suspect", "active", "pass", "database pass"),
         ]
         assert backend(pinned) == kept
         pinned.run("SELECT pg_advisory_unlock_all()")
