@@ -362,6 +362,8 @@ async def test_a_drain(servers: tuple[Server, Server], tmp_path: Path) -> None:
         asked = await worker.until_snapshot(lambda s: s.replicas == ())
         assert asked.nodes["b"].health == "active"
         assert asked.nodes["b"].generation > before.nodes["b"].generation
+        said = Node(host="127.0.0.1", port=servers[1].port, role="replica")
+        config = msgspec.structs.replace(config, nodes={**config.nodes, "b": said})
         made.reload(config, "test")
         worker.has({"b": 1})
         await made.report("clients")
@@ -425,14 +427,16 @@ async def test_a_probe_that_began_before_proves_nothing(servers: tuple[Server, S
 async def test_a_promotion_is_followed(servers: tuple[Server, Server], tmp_path: Path) -> None:
     """Last in this module: the servers are two primaries afterwards."""
     primary, replica = servers
-    async with controller(settings(servers), tmp_path) as (_, [worker]):
+    async with controller(settings(servers), tmp_path) as (made, [worker]):
         before = await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        made.drain("b", None)  # that it is promoted counts more
         primary.kill()
         await worker.until_snapshot(lambda s: s.nodes["a"].health != "active")
         await asyncio.to_thread(replica.promote)
         worker.link.send(Suspicion("b", "read_only"))
         after = await worker.until_snapshot(lambda s: s.primary == "b")
         assert after.epoch == before.epoch + 1
+        assert after.nodes["b"].drain is None
         assert after.replicas == ()
         assert after.nodes["b"].generation > before.nodes["b"].generation
         assert after.nodes["a"].generation > before.nodes["a"].generation

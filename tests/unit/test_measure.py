@@ -11,6 +11,8 @@ from proxy.dataplane import measure
 from proxy.dataplane.measure import Measures
 from proxy.sql.classify import Classifier
 from proxy.sql.model import Classification
+from proxy.topology.model import Health
+from proxy.topology.snapshot import Drain, NodeView
 from proxy.wire.codes import IDLE
 
 
@@ -65,3 +67,15 @@ def test_many_statements(measures: Measures, node: str) -> None:
     # Of five statements in a second three are counted; the planner is asked of those on the columnar node.
     asked = cast(Any, measures._worker).asked
     assert asked == (["estimate"] * 12 if node == "columnar" else [])
+
+
+def test_nothing_is_learned_while_a_node_is_away(measures: Measures) -> None:
+    snapshot = cast(Any, measures._worker).snapshot
+    for health, drain, learns in (
+        (Health.ACTIVE, None, True),
+        (Health.DOWN, None, False),
+        (Health.ACTIVE, Drain(0, "command"), False),
+    ):
+        snapshot.nodes = {"r": NodeView(name="r", host="r", port=1, health=health, drain=drain)}
+        measures.published()
+        assert (measures.long < float("inf")) is learns
