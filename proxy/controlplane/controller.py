@@ -88,8 +88,8 @@ class _Watched:
         self.load = LoadGate()
         self.spared = ""
         """What was beyond its limit when it was told last that it serves for want of others."""
-        self.refused = False
-        """The last connect was refused, and what had been open broke: it is looked at quickly until that is clear."""
+        self.dying = False
+        """The last connect failed, and what had been open broke: it is looked at quickly until that is clear."""
 
     @property
     def removed(self) -> bool:
@@ -404,7 +404,7 @@ class Controller:
     def _network_interval(self, node: _Watched) -> float:
         """A node that is on its way down, or back, is looked at more often."""
         health = self._config.health
-        if node.refused:
+        if node.dying:
             return min(RAPID, health.network_interval)
         if node.health.state is Health.RECOVERING:
             return min(max(RAPID, health.ramp * STEP / 100), health.network_interval)
@@ -444,10 +444,10 @@ class Controller:
         if self._nodes.get(node.name) is not node or node.health is not health:
             return
         # A server that has died takes all its connections along; one that lives and takes no more keeps them.
-        gone = seen is Seen.REFUSED and node.kept is not None and node.kept.broken
-        self._saw(node, Layer.NETWORK, seen, "", hard=gone)
-        node.refused = gone and node.health.state is not Health.DOWN
-        if seen is not Seen.PASS and not gone and node.health.answering:
+        broke = seen in (Seen.REFUSED, Seen.RESET) and node.kept is not None and node.kept.broken
+        self._saw(node, Layer.NETWORK, seen, "", hard=broke and seen is Seen.REFUSED)
+        node.dying = broke and node.health.state is not Health.DOWN
+        if seen is not Seen.PASS and not broke and node.health.answering:
             node.paces[0].hurry()
 
     async def _weigh(self, node: _Watched) -> None:
