@@ -1,6 +1,6 @@
 """The controller: looks at the nodes, draws the picture, publishes it.
 
-Each node has a task that probes it (`probes.Pace`); each result goes through `_looked`, which moves the
+Each node is looked at by tasks of its own (`watch.Watched`); each result goes through `_saw`, which moves the
 node's health, judges the group and publishes a snapshot if anything in it changed. Nothing here waits
 for more than one node: the first picture is published as soon as the primary is known, or each node was
 looked at once. A controller that is started after another one goes on from what that one published.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,119 +23,30 @@ import msgspec
 from ..clock import Clock
 from ..config.diff import diff
 from ..config.schema import Config, Node
-from ..errors import TridentError
-from ..health.judge import Facts, Verdict, judge, role_of
-from ..health.load import Bound, LoadGate
-from ..health.machine import STEP, Limits, NodeHealth
-from ..health.pace import ProbeTimes
+from ..health.judge import Verdict, judge, role_of
 from ..health.table import PASSES, Layer, Seen
 from ..ipc.messages import Counters, Home, KnownHomes, Learned, Measured, NeedCatalogue, Suspicion
 from ..ipc.paths import RuntimePaths
 from ..log import get_logger
 from ..topology.compile import compile_snapshot, content
 from ..topology.model import Health, Role
-from ..topology.snapshot import Address, Drain, NodeView, Snapshot
+from ..topology.snapshot import Drain, NodeView, Snapshot
 from . import drains
 from .catalogues import Catalogues, DialDatabase
 from .freshness import Sampler
 from .history import Event, History
 from .homes import Homes
-from .link import Dial, NodeLink
+from .link import Dial
 from .measured import MeasuredShapes
-from .probes import Answer, Pace, knock, probe, weigh
+from .probes import Answer
 from .publish import Kept, Publisher
 from .resolve import Resolver
 from .seen import SeenShapes
 from .shapes import Shapes
 from .tasks import Tasks
-
-RAPID = 0.25
-"""Seconds between connects to a node whose connections all broke."""
-CAUSES = (Layer.DATABASE, Layer.NETWORK, Layer.LOAD)
-"""What is shown first of what is wrong."""
-LOOKS = 5
-"""Observations of a node that are written down when its health moves."""
+from .watch import Surroundings, Watched, limits
 
 _log = get_logger("controller")
-
-
-class _Watched:
-    """One node: its settings, what it last said, and its health."""
-
-    def __init__(self, name: str, settings: Node, health: NodeHealth, generation: int) -> None:
-        self.name = name
-        self.settings = settings
-        self.health = health
-        self.generation = generation
-        self.drain: Drain | None = None
-        self.role = Role.COLUMNAR if settings.role == "columnar" else Role.UNKNOWN
-        self.addresses: tuple[Address, ...] = ()
-        self.logins = ""
-        self.answer: Answer | None = None
-        """The last answer that was a pass."""
-        self.errors = dict.fromkeys(Layer, "")
-        """What is wrong by the last look in each layer."""
-        self.looks: deque[str] = deque(maxlen=LOOKS)
-        """What the last probes saw."""
-        self.probes = 0
-        self.failures = 0
-        self.times = ProbeTimes()
-        self.paces: list[Pace] = []
-        self.tasks: list[asyncio.Task[Any]] = []
-        self.kept: NodeLink | None = None
-        """The connection of the last probe that was answered: as long as it is open the server lives."""
-        self.load = LoadGate()
-        self.spared = ""
-        """What was beyond its limit when it was told last that it serves for want of others."""
-        self.dying = False
-        """The last connect failed, and what had been open broke: it is looked at quickly until that is clear."""
-
-    @property
-    def removed(self) -> bool:
-        """Whether it is no longer configured, and only there for what is still open on it."""
-        return self.drain is not None and self.drain.cause == drains.REMOVED
-
-    def keep(self, link: NodeLink) -> None:
-        """Hold this connection in place of the one before. When it breaks, the node is looked at."""
-        self.let_go()
-        self.kept = link
-        link.on_lost = self.hurry
-
-    def let_go(self) -> None:
-        if self.kept is not None:
-            self.kept.close()
-            self.kept = None
-
-    def hurry(self) -> None:
-        """Look at it now."""
-        for pace in self.paces:
-            pace.hurry()
-
-    def view(self, now: float) -> NodeView:
-        return NodeView(
-            name=self.name,
-            host=self.settings.host,
-            port=self.settings.port,
-            role=self.role,
-            health=self.health.state,
-            share=self.health.share(now) if self.health.state is Health.RECOVERING else 100,
-            addresses=self.addresses,
-            max_connections=self.settings.max_connections,
-            generation=self.generation,
-            logins=self.logins,
-            drain=self.drain,
-        )
-
-    def facts(self) -> Facts:
-        return Facts(
-            name=self.name,
-            wanted=self.settings.role,
-            role=self.role,
-            health=self.health.state,
-            answering=self.health.answering,
-            system=self.answer.system if self.answer else "",
-            timeline=self.answer.timeline if self.answer else 0,
-        )
 
 
 class Controller:
@@ -156,12 +66,21 @@ class Controller:
         resolver: Resolver | None = None,
     ) -> None:
         self._config = config
-        self._dial = dial
         self._clock = clock
-        self._rng = rng
         self._resolver = resolver or Resolver()
         self._tasks = Tasks()
-        self._nodes: dict[str, _Watched] = {}
+        self._around = Surroundings(
+            config=lambda: self._config,
+            clock=clock,
+            rng=rng,
+            dial=dial,
+            resolver=self._resolver,
+            tasks=self._tasks,
+            probed=self._probed,
+            knocked=self._knocked,
+            weighed=self._weighed,
+        )
+        self._nodes: dict[str, Watched] = {}
         self._was_primary = ""
         self._verdict = Verdict()
         self._publisher = Publisher(
@@ -258,14 +177,14 @@ class Controller:
     def drain(self, node: str, seconds: float | None) -> None:
         """As in `admin.view.ControllerView.drain`."""
         watched = self._nodes[node]
-        drains.check_drain(watched.view(self._clock.now()), self.snapshot)
+        drains.check_drain(watched.view(), self.snapshot)
         self._empty(watched, drains.COMMAND, seconds)
         self._judge()
 
     def undrain(self, node: str) -> None:
         """As in `admin.view.ControllerView.undrain`."""
         watched = self._nodes[node]
-        drains.check_undrain(watched.view(self._clock.now()))
+        drains.check_undrain(watched.view())
         self._move_drain(watched, None, drains.COMMAND)
         self._verify(watched, "undrain")
 
@@ -312,7 +231,7 @@ class Controller:
     async def stop(self) -> None:
         await self._tasks.stop()
         for node in self._nodes.values():
-            node.let_go()
+            node.stop()
         self._seen.keep()
         await self._publisher.stop()
         self._resolver.stop()
@@ -343,7 +262,7 @@ class Controller:
                 anew.drain = None if node.removed else node.drain
             else:
                 node.settings = settings
-                node.health.limits = self._limits()
+                node.health.limits = limits(config)
         for name, settings in config.nodes.items():
             if name not in self._nodes:
                 self._watch(name, settings, None)
@@ -353,154 +272,39 @@ class Controller:
             node.hurry()
         _log.info("reloaded", changes=len(changes))
 
-    def _limits(self) -> Limits:
-        health = self._config.health
-        return Limits(
-            fail_after=health.fail_after,
-            recover_after=health.recover_after,
-            confirm_after=health.confirm_after,
-            ramp=health.ramp,
-            grace=health.primary_restart_grace,
-            flap_window=health.flap_window,
-            spacing={
-                Layer.NETWORK: health.network_interval / 2,
-                Layer.DATABASE: health.interval / 2,
-                Layer.LOAD: self._load_interval / 2,
-            },
-        )
-
-    def _new_health(self, name: str, state: Health = Health.SUSPECT) -> NodeHealth:
-        layers = (Layer.NETWORK, Layer.DATABASE)
-        return NodeHealth(name, self._limits(), now=self._clock.now(), layers=layers, state=state)
-
-    def _watch(self, name: str, settings: Node, before: NodeView | None, generation: int = 0) -> _Watched:
+    def _watch(self, name: str, settings: Node, before: NodeView | None, generation: int = 0) -> Watched:
         """Begin to look at a node; `before` is how the last controller saw it."""
-        same = before is not None and (before.host, before.port) == (settings.host, settings.port)
-        health = self._new_health(name, before.health if before is not None and same else Health.SUSPECT)
-        if before is not None:
-            generation = before.generation if same else before.generation + 1
-        node = _Watched(name, settings, health, generation)
-        if before is not None:
-            node.drain = before.drain
-        if before is not None and same:
-            node.addresses = before.addresses
-            node.logins = before.logins
-            if settings.role in ("auto", before.role):
-                node.role = before.role
-        node.paces = [
-            Pace(lambda: self._look(node), lambda: self._config.health.interval, self._rng),
-            Pace(lambda: self._knock(node), lambda: self._network_interval(node), self._rng),
-            Pace(lambda: self._weigh(node), lambda: self._load_interval, self._rng),
-        ]
-        self._nodes[name] = node
-        for layer, pace in zip((Layer.DATABASE, Layer.NETWORK, Layer.LOAD), node.paces, strict=True):
-            node.tasks.append(self._tasks.start(pace.run(), f"{layer} of {name}"))
+        node = self._nodes[name] = Watched(name, settings, self._around, before, generation)
+        node.start()
         return node
 
-    @property
-    def _load_interval(self) -> float:
-        return self._config.load.interval or self._config.health.interval
-
-    def _network_interval(self, node: _Watched) -> float:
-        """A node that is on its way down, or back, is looked at more often."""
-        health = self._config.health
-        if node.dying:
-            return min(RAPID, health.network_interval)
-        if node.health.state is Health.RECOVERING:
-            return min(max(RAPID, health.ramp * STEP / 100), health.network_interval)
-        return health.network_interval
-
-    def _unwatch(self, node: _Watched) -> None:
-        for task in node.tasks:
-            task.cancel()
-        node.let_go()
+    def _unwatch(self, node: Watched) -> None:
+        node.stop()
         self._nodes.pop(node.name, None)
 
     # The tick.
 
-    async def _look(self, node: _Watched) -> None:
-        """One probe of one node, and what follows."""
-        # With an address in hand a slow resolver takes little of the probe's time.
-        patience = self._config.health.timeout / (4 if node.addresses else 1)
-        found = await self._resolver.resolve(node.settings.host, node.settings.port, patience)
-        if found and found != node.addresses:
-            if node.addresses and not set(found) & set(node.addresses):
-                _log.info("address_changed", node=node.name, addresses=[address.host for address in found])
-                node.generation += 1
-            node.addresses = found
-        health = node.health
-        view = node.view(self._clock.now())
-        columnar = node.settings.role == "columnar"
-        answer = await probe(view, self._config, self._dial, columnar=columnar, keep=node.keep)
-        if self._nodes.get(node.name) is node and node.health is health:
-            self._looked(node, answer)
-
-    async def _knock(self, node: _Watched) -> None:
-        """One look at the network of one node, and what follows."""
-        if not node.addresses:
-            return  # nothing is known of it before its name is
-        health, settings = node.health, self._config.health
-        seen = await knock(node.view(self._clock.now()), min(settings.timeout, settings.network_interval))
-        if self._nodes.get(node.name) is not node or node.health is not health:
-            return
-        # A server that has died takes all its connections along; one that lives and takes no more keeps them.
-        broke = seen in (Seen.REFUSED, Seen.RESET) and node.kept is not None and node.kept.broken
-        self._saw(node, Layer.NETWORK, seen, "", hard=broke and seen is Seen.REFUSED)
-        node.dying = broke and node.health.state is not Health.DOWN
-        if seen is not Seen.PASS and not broke and node.health.answering:
-            node.paces[0].hurry()
-
-    async def _weigh(self, node: _Watched) -> None:
-        """One look at the load of one node, and what follows."""
-        link, health = node.kept, node.health
-        # Where nobody may log in, load is no part of its health.
-        health.set_layers((Layer.NETWORK, Layer.DATABASE) if link is None else tuple(Layer))
-        if link is None or link.broken:
-            return
-        try:
-            figures = await weigh(link, self._config.load.query, self._config.health.timeout)
-        except (TimeoutError, TridentError):
-            # That one session hangs says nothing of the node, but it is worth a look.
-            if node.kept is link:
-                node.let_go()
-                node.paces[0].hurry()
-            return
-        if self._nodes.get(node.name) is not node or node.health is not health:
-            return
-        bounds = self._bounds(node)
-        beyond = node.load.observe(figures, bounds, self._clock.now())
-        error = ", ".join(f"{name} {value:.4g} (limit {bounds[name].out:g})" for name, value in beyond.items())
-        if error and self._is_spared(node):
-            self._tell_spared(node, error)
+    def _weighed(self, node: Watched, error: str) -> None:
+        """What a node has to do: `error` is what there is too much of."""
+        spared = error and self._is_spared(node)
+        if spared and not node.spared:
+            _log.warning("overloaded_and_alone", node=node.name, load=error)
+            self._happened("alarm", node=node.name, cause="loaded", seen=f"{error}; no other {node.role} is active")
+        node.spared = bool(spared)
+        if spared:
             error = ""
         self._saw(node, Layer.LOAD, Seen.LOADED if error else Seen.PASS, error)
 
-    def _bounds(self, node: _Watched) -> dict[str, Bound]:
-        load = self._config.load
-        primary = node.role is Role.PRIMARY
-        cpu = (load.primary_cpu_out, load.primary_cpu_in) if primary else (load.cpu_out, load.cpu_in)
-        return {
-            "connections": Bound(load.connections_out, load.connections_in, load.dwell),
-            "transactions": Bound(load.transactions_out if primary else 0, load.transactions_in, load.dwell),
-            "locks": Bound(load.locks_out, load.locks_in, load.dwell),
-            "oldest": Bound(load.oldest_out, load.oldest_in, load.dwell),
-            "cpu": Bound(*cpu, load.dwell),
-            "memory": Bound(load.memory_out, load.memory_in, load.dwell),
-        }
-
-    def _is_spared(self, node: _Watched) -> bool:
+    def _is_spared(self, node: Watched) -> bool:
         """Whether a copy serves whatever its load, since no other of its kind is active: nodes of one machine would
         else all go together."""
         others = [other for other in self._nodes.values() if other is not node and other.role is node.role]
         return node.role is not Role.PRIMARY and all(other.health.state is not Health.ACTIVE for other in others)
 
-    def _tell_spared(self, node: _Watched, error: str) -> None:
-        if node.spared != error.partition(" ")[0]:
-            _log.warning("overloaded_and_alone", node=node.name, load=error)
-            self._happened("alarm", node=node.name, cause="loaded", seen=f"{error}; no other {node.role} is active")
-            node.spared = error.partition(" ")[0]
+    def _knocked(self, node: Watched, seen: Seen, hard: bool) -> None:
+        self._saw(node, Layer.NETWORK, seen, "", hard=hard)
 
-    def _looked(self, node: _Watched, answer: Answer) -> None:
+    def _probed(self, node: Watched, answer: Answer) -> None:
         node.probes += 1
         seen = answer.seen
         if times := node.times.note(seen, answer.seconds, self._clock.now()):
@@ -525,7 +329,7 @@ class Controller:
             _log.warning("probe_failed", node=node.name, cause=seen, error=error)
         self._saw(node, Layer.DATABASE, seen, error)
 
-    def _saw(self, node: _Watched, layer: Layer, seen: Seen, error: str, *, hard: bool = False) -> None:
+    def _saw(self, node: Watched, layer: Layer, seen: Seen, error: str, *, hard: bool = False) -> None:
         """The one door through which observations reach a node's health."""
         node.errors[layer] = error
         if layer is Layer.DATABASE or seen is not Seen.PASS:
@@ -544,7 +348,7 @@ class Controller:
             )
         self._judge()
 
-    def _unverified(self, node: _Watched) -> str:
+    def _unverified(self, node: Watched) -> str:
         """Why a copy that recovers can't be called active yet; "" if there is no reason. Without a primary there is
         nothing that it could be held against."""
         primary = self._nodes.get(self._verdict.primary)
@@ -559,7 +363,7 @@ class Controller:
         copy = self._publisher.freshness.copies.get(node.name)
         return "" if copy is not None and copy.weight else "its lag is beyond the limit, or isn't known yet"
 
-    def _take_role(self, node: _Watched, role: Role) -> None:
+    def _take_role(self, node: Watched, role: Role) -> None:
         if node.role is role:
             return
         if node.role is not Role.UNKNOWN:
@@ -569,7 +373,7 @@ class Controller:
         self._happened("role", node=node.name, before=str(node.role), after=str(role))
         node.role = role
 
-    def _take_logins(self, node: _Watched, mark: str) -> None:
+    def _take_logins(self, node: Watched, mark: str) -> None:
         """Roles, their settings or passwords have changed: servers that logged in before don't count any more.
 
         The primary's word goes for all nodes, since a replica may not show all that it does. A replica's own
@@ -586,7 +390,7 @@ class Controller:
         """From all facts to a snapshot, published if it says anything new."""
         nodes = list(self._nodes.values())
         several = self._config.group.multi_writer
-        facts = [node.facts() for node in nodes if drains.may_lead(node.view(self._clock.now()), multi_writer=several)]
+        facts = [node.facts() for node in nodes if drains.may_lead(node.view(), multi_writer=several)]
         verdict = judge(facts, self._was_primary, multi_writer=several)
         lead = self._nodes.get(verdict.primary)
         if lead is not None and lead.drain is not None:
@@ -615,7 +419,7 @@ class Controller:
             node.health.primary = node.name == verdict.primary
         halted = any(node.health.primary and node.health.halted for node in nodes)
         after = compile_snapshot(
-            [node.view(self._clock.now()) for node in nodes],
+            [node.view() for node in nodes],
             primary="" if halted else verdict.primary,
             unfit=verdict.unfit,
             writers=verdict.writers,
@@ -640,7 +444,7 @@ class Controller:
 
     # Nodes that are emptied, and those that have to show anew that they are fit.
 
-    def _empty(self, node: _Watched, cause: str, seconds: float | None = None) -> None:
+    def _empty(self, node: Watched, cause: str, seconds: float | None = None) -> None:
         """It takes no new work from the next snapshot on."""
         before = node.drain
         if before is not None and before.cause == cause and (before.done or cause == drains.REMOVED):
@@ -662,7 +466,7 @@ class Controller:
                     self._unwatch(node)
                 self._judge()
 
-    def _move_drain(self, node: _Watched, drain: Drain | None, cause: str) -> None:
+    def _move_drain(self, node: Watched, drain: Drain | None, cause: str) -> None:
         """The one door through which a drain begins, goes on and ends."""
         before, after = (d.state if d is not None else "" for d in (node.drain, drain))
         node.drain = drain
@@ -670,14 +474,13 @@ class Controller:
             _log.info("drain_changed", node=node.name, before=before, after=after, cause=cause)
             self._happened("drain", node=node.name, before=before, after=after, cause=cause)
 
-    def _verify(self, node: _Watched, cause: str) -> None:
+    def _verify(self, node: Watched, cause: str) -> None:
         """Ask it now. A copy takes new work again when it has passed a probe that begins now; who takes writes stays
         in service."""
         snapshot = self.snapshot
         before = node.health.state
         if before is Health.ACTIVE and (snapshot is None or node.name not in snapshot.writers):
-            node.health = self._new_health(node.name)
-            node.looks.clear()
+            node.start_health_anew()
             after = node.health.state
             _log.info("health_changed", node=node.name, before=before, after=after, cause=cause)
             self._happened("health", node=node.name, before=str(before), after=str(after), cause=cause)
@@ -720,22 +523,22 @@ class Controller:
         elif suspicion.node in self._nodes:
             self._nodes[suspicion.node].hurry()
 
-    def _lag(self, name: str) -> dict[str, Any]:
+    def _lag(self, node: Watched) -> dict[str, Any]:
         """How far a copy in service is, as `admin.view.ControllerView.nodes` has it."""
-        copy = self._publisher.freshness.copies.get(name)
+        copy = self._publisher.freshness.copies.get(node.name)
         if copy is None or not copy.lsn:
             return {"lag_bytes": None, "lag_seconds": None, "weight": None}
         return {
             "lag_bytes": copy.lag_bytes,
             "lag_seconds": copy.lag_ms / 1000 if copy.lag_ms >= 0 else None,
-            "weight": copy.weight,
+            "weight": min(copy.weight, node.share),
         }
 
-    def _row(self, node: _Watched) -> dict[str, Any]:
+    def _row(self, node: Watched) -> dict[str, Any]:
         health = node.health
         cause = (
             self._verdict.unfit.get(node.name)
-            or next(filter(None, (node.errors[layer] for layer in CAUSES)), "")
+            or node.error
             or self._unverified(node)
             or str(health.cause or "not yet probed")
         )
@@ -746,7 +549,7 @@ class Controller:
             "role": str(node.role),
             "health": str(health.state),
             "address": node.addresses[0].host if node.addresses else "",
-            **self._lag(node.name),
+            **self._lag(node),
             "since": self._clock.wall() - (self._clock.now() - health.since),
             "cause": f"{drains.in_words(node.drain)}; {cause}" if node.drain else cause,
             "drain": node.drain.state if node.drain else "",
