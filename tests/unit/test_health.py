@@ -74,6 +74,11 @@ def test_one_failure_never_does() -> None:
     assert DOWN not in walk(machine(ACTIVE), "fppfppffpp")
 
 
+def test_rounds_are_consecutive() -> None:
+    assert ACTIVE not in walk(machine(), "fpfpfpfp")
+    assert walk(machine(DOWN), "pfpfpf") == [DOWN] * 6
+
+
 def test_the_way_back_is_two_rounds_twice() -> None:
     assert walk(machine(DOWN), "pppp") == [DOWN, RECOVERING, RECOVERING, ACTIVE]
     assert walk(machine(DOWN), "ppf") == [DOWN, RECOVERING, DOWN]
@@ -244,6 +249,22 @@ def test_a_node_that_comes_and_goes_waits_longer_each_time() -> None:
     assert waits == [2, 4, 8, 16, 32, 2 * MAX_DAMPING, 2 * MAX_DAMPING]
     node.observe(DATABASE, Seen.TIMEOUT, now + 20_000)
     assert node.damping(now + 20_000) == 1  # that was long ago
+
+
+def test_one_that_was_down_again_and_again_confirms_for_longer() -> None:
+    node = machine(ACTIVE, replace(BARE, flap_window=10_000.0, fail_after=1))
+    now = 0.0
+    waits = []
+    for _ in range(4):
+        now += 5
+        node.observe(DATABASE, Seen.TIMEOUT, now)
+        passes = 0
+        while node.state is not ACTIVE:
+            now += 5
+            passes += node.state is RECOVERING
+            node.observe(DATABASE, PASS, now)
+        waits.append(passes)
+    assert waits == [2, 4, 8, 16]
 
 
 def facts(name: str, role: Role, **more: object) -> Facts:
