@@ -1271,6 +1271,8 @@ class Client(Sink, Waiter):
                 self.worker.loop.call_soon(self._resume)
             self.batches.fail()
         sqlstate = fields.get("C", "")
+        if server.fatal and self.rerun.ended(server, owed, sqlstate):
+            return False
         is_stale = sqlstate == "0A000" and fields.get("R") == "RevalidateCachedQuery"
         on_copy = sqlstate in REFUSALS and not is_stale and self.worker.is_replica(server.pool.node)
         if on_copy and not self.rerun.refused(server, owed, sqlstate, fields.get("R", "")):

@@ -12,8 +12,9 @@ of replay (manual, 27.4.2). A read that stood alone goes to the primary then, if
 on; and where the primary does answer it, it is remembered. Whatever error a columnar node gives, but that it was
 cancelled, an analytic statement is run as an ordinary read then; what the error teaches is `routing.columnar`'s word.
 
-Where a copy is lost without a word, what it was reading for a client is read elsewhere, and the session goes on: it had
-nothing there. (A node that ends a session, by FATAL, ends it for the client too.)
+Where a copy is lost, what it was reading for a client is read elsewhere, and the session goes on: it had nothing there.
+So it is where the copy ends its sessions itself, since it is shut down or has crashed, or one that stands in the way of
+replay. (Any other FATAL ends the session for the client too.)
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ feature_not_supported, object_not_in_prerequisite_state, and serialization_failu
 
 CANCELLED = "57014"
 """query_canceled: the client's wish, or its time-out."""
+
+ENDED = frozenset(("57P01", "57P02", "57P03", CONFLICT))
+"""SQLSTATEs with which a copy ends a session for its own reasons: admin_shutdown, crash_shutdown, cannot_connect_now,
+and a conflict with recovery that a statement alone can't solve."""
 
 MAX_LOSSES = 50
 """Connections of one node that may be lost under a unit, as when the node dies with all of them."""
@@ -105,12 +110,31 @@ class Rerun:
         owed.retry = self._run_as_read
         return False
 
+    def ended(self, server: Server, owed: Owed, sqlstate: str) -> bool:
+        """The server has ended its session. Whether that is kept from the client: when the connection breaks, which
+        follows at once, it is lost and no more (`lost`)."""
+        if sqlstate not in ENDED or owed.started or not self._may_be_lost(server) or not self._alone(server, owed):
+            return False
+        server.fatal = False
+        owed.retry = self._wait_for_its_end
+        return True
+
+    def _wait_for_its_end(self) -> None:
+        """Nothing is answered behind a FATAL."""
+
+    def _may_be_lost(self, server: Server) -> bool:
+        """Whether nothing but a read is lost with a server."""
+        client = self._client
+        owed = server.owed.head
+        return owed is not None and owed.sink is client and not client.pins and not server.pool.is_primary()
+
     def lost(self, server: Server) -> bool:
         """The server has gone, and its client has none now. Whether what it was asked is asked of another one."""
         client = self._client
         owed = server.owed.head
-        if owed is None or owed.sink is not client or client.pins or server.pool.is_primary():
+        if owed is None or not self._may_be_lost(server):
             return False
+        owed.retry = None
         node = server.pool.node
         before = owed.unit
         if before is not None and before.lost_on == node and before.losses < MAX_LOSSES:
@@ -132,13 +156,16 @@ class Rerun:
             return None  # it has ended the session, and nothing follows
         client = self._client
         unit = self._as_sent(owed)
-        alone = len(server.owed) == 1 and server.status == IDLE and owed.complete and not client.waits_behind
-        if unit is None or unit.retried or owed.started or not alone:
+        if unit is None or unit.retried or owed.started or not self._alone(server, owed):
             return None
         unit.retried = True
         self.unit = unit
         client.shut_in()
         return unit
+
+    def _alone(self, server: Server, owed: Owed) -> bool:
+        """Whether it is outside a transaction, and nothing of the client's follows."""
+        return len(server.owed) == 1 and server.status == IDLE and owed.complete and not self._client.waits_behind
 
     def _as_sent(self, owed: Owed) -> Unit | None:
         """The unit that is answered, if it can be sent again."""

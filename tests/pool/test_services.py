@@ -311,6 +311,31 @@ def test_what_a_node_that_dies_was_reading_is_read_elsewhere(scene: Callable[...
     assert client.query("SELECT 1") == "T[?column?] D[1] C[SELECT 1] ZI"
 
 
+@pytest.mark.parametrize("way", ["simple", "extended", "named"])
+def test_what_a_node_that_is_shut_down_was_reading_is_read_elsewhere(scene: Callable[..., Scene], way: str) -> None:
+    """It ends all its sessions by FATAL 57P01; the client sees nothing of that."""
+    it = scene(PAIR)
+    it.settled("a")
+    slow = "SELECT id, pg_sleep(0.7) IS NULL FROM item WHERE id < 3 ORDER BY id"
+    client = it.client("a")
+    client.ask(P("known", slow), S)
+    asked = {
+        "simple": (Q(slow),),
+        "extended": (P("", slow), B(), D("P"), E(), S),
+        "named": (B("", "known"), D("P"), E(), S),
+    }
+    expected = client.ask(*asked[way])
+    node = it.replicas["replica1"]
+    client.send(*asked[way])
+    assert eventually(lambda: it.service.shown(client)["state"] == "active")
+    node.stop()
+    try:
+        assert show(client.until()) == expected
+    finally:
+        node.start()
+    assert client.query("SELECT 1") == "T[?column?] D[1] C[SELECT 1] ZI"
+
+
 def test_who_wants_to_be_told_is_told_once(scene: Callable[..., Scene]) -> None:
     """Also who was idle all the time, and whose node was back before it asked again."""
     it = scene(
