@@ -316,19 +316,26 @@ def test_what_a_node_that_is_shut_down_was_reading_is_read_elsewhere(scene: Call
     """It ends all its sessions by FATAL 57P01; the client sees nothing of that."""
     it = scene(PAIR)
     it.settled("a")
-    slow = "SELECT id, pg_sleep(0.7) IS NULL FROM item WHERE id < 3 ORDER BY id"
+    whole = "SELECT id FROM item WHERE id < 3 ORDER BY id"
     client = it.client("a")
-    client.ask(P("known", slow), S)
+    client.ask(P("known", whole), S)
     asked = {
-        "simple": (Q(slow),),
-        "extended": (P("", slow), B(), D("P"), E(), S),
+        "simple": (Q(whole),),
+        "extended": (P("", whole), B(), D("P"), E(), S),
         "named": (B("", "known"), D("P"), E(), S),
     }
     expected = client.ask(*asked[way])
     node = it.replicas["replica1"]
-    client.send(*asked[way])
-    assert eventually(lambda: it.service.shown(client)["state"] == "active")
-    node.stop()
+    with it.service.fleet.primary.connect(it.service.database) as locker, locker.transaction():
+        locker.execute("LOCK TABLE item")
+        it.service.fleet.primary.query(
+            "SELECT pg_logical_emit_message(true, '', '')"
+        )  # its commit brings the lock along
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%FROM item%'"
+        assert eventually(lambda: node.ask("SELECT 1 FROM pg_locks WHERE mode = 'AccessExclusiveLock'"))
+        client.send(*asked[way])
+        assert eventually(lambda: node.ask(waiting))
+        node.stop()
     try:
         assert show(client.until()) == expected
     finally:
