@@ -255,24 +255,32 @@ class Pace:
         self._interval = interval
         self._rng = rng
         self._evidence = asyncio.Event()
+        self._due = math.inf
 
     def hurry(self) -> None:
         """Probe now."""
         self._evidence.set()
 
+    def put_off(self) -> None:
+        """What would be seen has just been seen: not before another interval."""
+        self._due = asyncio.get_running_loop().time() + self._next()
+
+    def _next(self) -> float:
+        return self._interval() * self._rng.uniform(1 - JITTER, 1 + JITTER)
+
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
-        due = math.inf
         while True:
             began = loop.time()
             self._evidence.clear()
             await self._look()
             # Evidence puts nothing off: a failure that follows another one closely isn't counted, and the next one
             # that is would come later by as much.
-            after = math.inf if began >= due else due
-            due = min(after, began + self._interval() * self._rng.uniform(1 - JITTER, 1 + JITTER))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(due):
-                    await self._evidence.wait()
+            after = math.inf if began >= self._due else self._due
+            self._due = min(after, began + self._next())
+            while not self._evidence.is_set() and loop.time() < self._due:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due):
+                        await self._evidence.wait()
             await asyncio.sleep(max(0.0, began + MIN_GAP - loop.time()))

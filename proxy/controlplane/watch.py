@@ -69,7 +69,7 @@ def limits(config: Config) -> Limits:
         grace=health.primary_restart_grace,
         flap_window=health.flap_window,
         spacing={
-            Layer.NETWORK: health.network_interval / 2,
+            Layer.NETWORK: min(health.network_interval, health.interval) / 2,
             Layer.DATABASE: health.interval / 2,
             Layer.LOAD: _load_interval(config) / 2,
         },
@@ -250,8 +250,13 @@ class Watched:
         health = self.health
         columnar = self.settings.role == "columnar"
         answer = await probe(self.view(), config, around.dial, columnar=columnar, keep=self._keep)
-        if self.health is health:
-            around.probed(self, answer)
+        if self.health is not health:
+            return
+        around.probed(self, answer)
+        if answer.seen is Seen.PASS:
+            # A login is a connect too: each costs the node a process.
+            around.knocked(self, Seen.PASS, False)
+            self._paces[Layer.NETWORK].put_off()
 
     async def _knock(self) -> None:
         if not self.addresses:
