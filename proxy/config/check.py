@@ -232,6 +232,14 @@ def _health(config: Config) -> Iterator[Finding]:
         yield Finding(("health", "timeout"), f"must be below `interval` ({health.interval:g} s)")
     if not health.sample_interval:
         yield Finding(("health", "sample_interval"), "0 would sample without a pause; expected more")
+    if not health.network_interval:
+        yield Finding(("health", "network_interval"), "0 would connect without a pause; expected more")
+    if 0 < config.load.interval < health.timeout:
+        yield Finding(("load", "interval"), f"must not be below `health.timeout` ({health.timeout:g} s)")
+    for figure in ("connections", "transactions", "locks", "oldest", "cpu", "primary_cpu", "memory"):
+        out, back = (getattr(config.load, f"{figure}_{way}") for way in ("out", "in"))
+        if out and not 0 < back <= out:
+            yield Finding(("load", f"{figure}_in"), f"expected more than 0 and at most `{figure}_out` ({out:g})")
 
 
 def _admin(config: Config) -> Iterator[Finding]:
