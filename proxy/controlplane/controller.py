@@ -25,6 +25,7 @@ from ..config.diff import diff
 from ..config.schema import Config, Node
 from ..health.judge import Verdict, judge, role_of
 from ..health.table import PASSES, Layer, Seen
+from ..health.verify import HIDDEN, objection
 from ..ipc.messages import Counters, Home, KnownHomes, Learned, Measured, NeedCatalogue, Suspicion
 from ..ipc.paths import RuntimePaths
 from ..log import get_logger
@@ -355,13 +356,14 @@ class Controller:
         if node.health.state is not Health.RECOVERING or node.role is Role.PRIMARY or primary is None:
             return ""
         answer, told = node.answer, primary.answer
-        if node.role is Role.REPLICA and answer is not None and told is not None:
-            if answer.receiver is None:
-                return "it doesn't stream from a primary"
-            if answer.timeline and told.timeline and answer.timeline != told.timeline:
-                return f"it is on timeline {answer.timeline}, the primary on {told.timeline}"
         copy = self._publisher.freshness.copies.get(node.name)
-        return "" if copy is not None and copy.weight else "its lag is beyond the limit, or isn't known yet"
+        return objection(
+            node.role,
+            receiver=answer.receiver if answer else HIDDEN,
+            timeline=answer.timeline if answer else 0,
+            primary_timeline=told.timeline if told else 0,
+            within_lag=copy is not None and copy.weight > 0,
+        )
 
     def _take_role(self, node: Watched, role: Role) -> None:
         if node.role is role:

@@ -17,20 +17,22 @@ from ..config.schema import Config
 from ..errors import NodeFailure, NodeRefused, TridentError
 from ..health.pace import JITTER, MIN_GAP
 from ..health.table import Seen
+from ..health.verify import HIDDEN
 from ..topology.snapshot import Address, NodeView
 from .link import Dial, NodeLink
 
-FULL_QUERY = """\
+FULL_QUERY = f"""\
 SELECT r, s.system_identifier,
- CASE WHEN r THEN c.timeline_id
+ CASE WHEN r THEN coalesce((SELECT max(received_tli) FROM pg_catalog.pg_stat_wal_receiver), c.timeline_id)
  ELSE ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
  CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END,
  CASE WHEN r THEN pg_catalog.pg_last_wal_receive_lsn() END,
- CASE WHEN r THEN (SELECT coalesce(min(status), 'hidden') FROM pg_catalog.pg_stat_wal_receiver HAVING count(*) > 0) END
+ CASE WHEN r THEN
+  (SELECT coalesce(min(status), '{HIDDEN}') FROM pg_catalog.pg_stat_wal_receiver HAVING count(*) > 0) END
 FROM pg_catalog.pg_is_in_recovery() r, pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c"""
 """Manual, chapters 9.27.3, 9.27.4 and 9.28. A running primary's timeline is read off its WAL file name: the
-control file has the new one only after the first checkpoint that follows a promotion. The state of a WAL receiver is
-hidden from who may not read all statistics; that there is one isn't."""
+control file has the new one only after the first checkpoint that follows a promotion, and a replica's even later. State
+and timeline of a WAL receiver are hidden from who may not read all statistics; that there is one isn't."""
 WRITE_QUERY = "SELECT pg_catalog.pg_logical_emit_message(false, 'pgtrident', '')"
 """Manual, chapter 9.28.6. It changes nothing, but is written to the WAL."""
 SIMPLE_QUERY = "SELECT pg_is_in_recovery()"
@@ -81,7 +83,7 @@ class Answer:
     received: int = 0
     """A replica's receive position; 0 if not known."""
     receiver: str | None = None
-    """State of a replica's WAL receiver: `streaming`, `hidden` or what else PostgreSQL says; None if there is none."""
+    """State of a replica's WAL receiver: `streaming`, HIDDEN or what else PostgreSQL says; None if there is none."""
     version: str = ""
     logins: str = ""
     """Mark of roles and their settings; empty if not known."""
@@ -167,7 +169,7 @@ async def _ask(link: NodeLink, columnar: bool, writes: bool, began: float) -> An
             if error.sqlstate[:2] not in ("42", "0A"):
                 raise
     if row is None:
-        row = [*(await link.query(SIMPLE_QUERY))[0], None, None, None, None, b"hidden"]
+        row = [*(await link.query(SIMPLE_QUERY))[0], None, None, None, None, HIDDEN.encode()]
     in_recovery, system, timeline, lsn, received, receiver = row
     seen, problem = (await _write(link)) if writes and in_recovery == b"f" else (Seen.PASS, "")
     return Answer(
