@@ -25,8 +25,9 @@ START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
 Settings = Mapping[str, Any]
-PLAIN_HEALTH: Settings = {"ramp": 0.0, "flap_window": 0.0}
-"""Nodes that are stopped and started again and again are back as soon as they have proved themselves."""
+PLAIN_HEALTH: Settings = {"ramp": 0.0, "flap_window": 0.0, "network_interval": 10.0}
+"""Nodes that are stopped and started again and again are back as soon as they have proved themselves; and they aren't
+connected to between probes, since each connection is a process and many proxies share a fleet."""
 
 
 class ProxyFailed(RuntimeError):
