@@ -82,6 +82,13 @@ def take_name(words: Sequence[str], names: Collection[str], kind: str) -> tuple[
     raise TridentError(f'{kind} "{shown}" does not exist', sqlstate="42704")
 
 
+def take_node(words: Sequence[str], names: Collection[str], usage: str) -> tuple[str, tuple[str, ...]]:
+    """The node of a command whose words go on with NODE and its name, and the words behind; 42601 for other words."""
+    if words[:1] != ("node",) or len(words) < 2:
+        raise syntax_error(f"expected {usage}")
+    return take_name(words[1:], names, "node")
+
+
 def _finish(statements: list[Statement], words: list[str], text: str) -> None:
     if words:
         statements.append(Statement(tuple(words), text.strip()))

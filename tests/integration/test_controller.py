@@ -252,6 +252,26 @@ async def test_a_frozen_replica_leaves_and_comes_back(servers: tuple[Server, Ser
         assert (back.epoch, back.primary) == (1, "a")
 
 
+async def test_a_replica_that_lags_is_not_active_again(servers: tuple[Server, Server], tmp_path: Path) -> None:
+    """Whatever its probes say: it has to be verified too."""
+    primary, replica = servers
+    async with controller(settings(servers), tmp_path) as (made, [worker]):
+        await worker.until_snapshot(lambda s: s.replicas == ("b",))
+        await asyncio.to_thread(replica.query, "SELECT pg_wal_replay_pause()")
+        await asyncio.to_thread(primary.query, "CREATE TABLE unreplayed (x int)")
+        replica.freeze()
+        try:
+            await worker.until_snapshot(lambda s: s.nodes["b"].health == "down")
+        finally:
+            replica.thaw()
+        await worker.until_snapshot(lambda s: s.nodes["b"].health == "recovering")
+        passed = made.nodes()[1]["probes"] + 6
+        await poll(lambda: made.nodes()[1]["probes"] >= passed)
+        assert (made.nodes()[1]["health"], made.nodes()[1]["cause"][:7]) == ("recovering", "its lag")
+        await asyncio.to_thread(replica.query, "SELECT pg_wal_replay_resume()")
+        await worker.until_snapshot(lambda s: s.nodes["b"].health == "active")
+
+
 async def test_reads_wait_for_a_copy_that_lags(servers: tuple[Server, Server], tmp_path: Path) -> None:
     primary, replica = servers
     async with controller(settings(servers, timeout=0.2), tmp_path) as (_, [worker]):

@@ -65,3 +65,29 @@ def test_evidence_never_makes_it_later(seed: int) -> None:
     with asyncio.Runner(loop_factory=Leaping) as runner:
         took = runner.run(detect(rng, interval, lasting, fail_after, evidence))
     assert took <= interval * (1 + JITTER) * fail_after + lasting + 1e-6, (rng, evidence)
+
+
+async def _looks(put_off: bool) -> int:
+    """How often a look that is due each 5 s is made in 60 s, while another one sees the same each 3 s."""
+    loop = asyncio.get_running_loop()
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    pace = Pace(look, lambda: 5.0, SeededRng(1))
+    running = asyncio.create_task(pace.run())
+    while loop.time() < 60:
+        await asyncio.sleep(3)
+        if put_off:
+            pace.put_off()
+    running.cancel()
+    return looks
+
+
+@pytest.mark.parametrize(("put_off", "counts"), [(True, range(1, 2)), (False, range(11, 15))])
+def test_what_was_just_seen_is_not_looked_at(put_off: bool, counts: range) -> None:
+    with asyncio.Runner(loop_factory=Leaping) as runner:
+        found = runner.run(_looks(put_off))
+    assert found in counts

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from ...config.units import parse_duration
 from ..command import TEXT, Action, Context, Value, timestamp
-from ..language import syntax_error, take_name
+from ..language import syntax_error, take_node
 
 USAGE = "DRAIN NODE name [time]"
 _COLUMNS = (("node", TEXT), ("drain", TEXT), ("until", TEXT))
 
 
 async def _run(context: Context, words: tuple[str, ...]) -> list[list[Value]]:
-    if words[:1] != ("node",) or len(words) < 2:
-        raise syntax_error(f"expected {USAGE}")
     view = context.view
-    name, rest = take_name(words[1:], [row["name"] for row in view.nodes()], "node")
+    name, rest = take_node(words, [row["name"] for row in view.nodes()], USAGE)
     seconds = None
     if rest:
         try:

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 from ..command import TEXT, Action, Context, Value
-from ..language import syntax_error, take_name
+from ..language import syntax_error, take_node
 
 USAGE = "UNDRAIN NODE name"
 
 
 async def _run(context: Context, words: tuple[str, ...]) -> list[list[Value]]:
     view = context.view
-    if words[:1] != ("node",) or len(words) < 2:
-        raise syntax_error(f"expected {USAGE}")
-    name, rest = take_name(words[1:], [row["name"] for row in view.nodes()], "node")
+    name, rest = take_node(words, [row["name"] for row in view.nodes()], USAGE)
     if rest:
         raise syntax_error(f"expected {USAGE}")
     view.undrain(name)
